@@ -1,0 +1,480 @@
+"""What a checkpoint says of itself, and how the engines are sized.
+
+The first half is read from the checkpoint's JSON files and from nowhere else: published config
+classes have defaults that fit no published checkpoint, so a missing key stops the start and names
+itself. The second half, `TalkerEngineConfig` and `CodecEngineConfig`, is the only home of the
+engines' defaults. Knows nothing of tensors or devices.
+Source: spec sections 1.2 to 1.4.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from qwen3tts_core.errors import CheckpointMismatch
+from qwen3tts_core.types import DrawParams, Sampling
+
+ModelType = Literal["custom_voice", "voice_design", "base"]
+_MODEL_TYPES: tuple[ModelType, ...] = ("custom_voice", "voice_design", "base")
+
+
+class _Section:
+    """One JSON object, read key by key; a missing or mistyped key is named with its full path."""
+
+    def __init__(self, path: Path, data: Mapping[str, Any], prefix: str = "") -> None:
+        self._path, self._data, self._prefix = path, data, prefix
+
+    @classmethod
+    def from_file(cls, path: Path) -> _Section:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointMismatch(str(path), ["file is missing"]) from None
+        except ValueError as error:
+            raise CheckpointMismatch(str(path), [f"not JSON: {error}"]) from error
+        if not isinstance(data, dict):
+            raise CheckpointMismatch(str(path), [f"expected a JSON object, got {type(data).__name__}"])
+        return cls(path, data)
+
+    def _fail(self, key: str, problem: str) -> CheckpointMismatch:
+        return CheckpointMismatch(str(self._path), [f"{self._prefix}{key}: {problem}"])
+
+    def get(self, key: str, kind: type, *, minimum: float | None = None) -> Any:
+        if key not in self._data:
+            raise self._fail(key, "key is missing")
+        value = self._data[key]
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._fail(key, f"expected {kind.__name__}, got {value!r}")
+        if minimum is not None and value < minimum:
+            raise self._fail(key, f"expected at least {minimum}, got {value}")
+        return value
+
+    def size(self, key: str) -> int:
+        return int(self.get(key, int, minimum=1))
+
+    def number(self, key: str) -> float:
+        return float(self.get(key, float))
+
+    def text(self, key: str) -> str:
+        return str(self.get(key, str))
+
+    def names(self, key: str) -> Mapping[str, int]:
+        """A mapping of lower-case names to ids."""
+        raw = self.get(key, dict)
+        for name, value in raw.items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise self._fail(f"{key}.{name}", f"expected an id, got {value!r}")
+        return MappingProxyType({str(name).lower(): value for name, value in raw.items()})
+
+    def sizes(self, key: str) -> tuple[int, ...]:
+        raw = self.get(key, list)
+        if not raw or not all(isinstance(v, int) and v > 0 for v in raw):
+            raise self._fail(key, f"expected a list of sizes, got {raw!r}")
+        return tuple(raw)
+
+    def section(self, key: str) -> _Section:
+        return _Section(self._path, self.get(key, dict), f"{self._prefix}{key}.")
+
+    def optional(self, key: str, default: Any) -> Any:
+        """For keys that published files may leave out; the default is the documented one."""
+        value = self._data.get(key)
+        return default if value is None else value
+
+    def require(self, key: str, expected: Any) -> None:
+        """The code below computes this and nothing else; another value would be silently wrong."""
+        value = self._data.get(key, expected)
+        if value != expected:
+            raise self._fail(key, f"only {expected!r} is implemented, got {value!r}")
+
+
+# ---------------------------------------------------------------- the checkpoint
+@dataclass(frozen=True, slots=True)
+class TransformerConfig:
+    """Sizes of one stack of decoder layers (talker, code predictor, codec transformer)."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+
+    @classmethod
+    def _read(cls, section: _Section) -> TransformerConfig:
+        section.require("hidden_act", "silu")
+        section.require("attention_bias", False)
+        config = cls(
+            hidden_size=section.size("hidden_size"),
+            intermediate_size=section.size("intermediate_size"),
+            num_layers=section.size("num_hidden_layers"),
+            num_heads=section.size("num_attention_heads"),
+            num_kv_heads=section.size("num_key_value_heads"),
+            head_dim=section.size("head_dim"),
+            rms_norm_eps=section.number("rms_norm_eps"),
+            rope_theta=section.number("rope_theta"),
+        )
+        if config.num_heads % config.num_kv_heads:
+            raise section._fail("num_key_value_heads", f"must divide the {config.num_heads} heads")
+        if config.head_dim % 2:
+            raise section._fail("head_dim", f"must be even for rotary positions, got {config.head_dim}")
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerConfig:
+    """The autoregressive transformer over frames, with the ids of its codec-side vocabulary."""
+
+    transformer: TransformerConfig
+    vocab_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    max_positions: int
+    num_code_groups: int
+    codec_pad_id: int
+    codec_bos_id: int
+    codec_eos_id: int
+    codec_think_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+
+    @property
+    def num_suppressed(self) -> int:
+        """Ids at the end of the vocabulary that are never drawn, EOS aside. Spec 2.4 step 3."""
+        return 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CodePredictorConfig:
+    """Predicts the remaining code groups of one frame, one after the other."""
+
+    transformer: TransformerConfig
+    codebook_size: int
+    num_code_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodecDecoderConfig:
+    """Frames to PCM: quantiser tables, a windowed transformer, then convolutions."""
+
+    transformer: TransformerConfig
+    codebook_dim: int
+    codebook_size: int
+    latent_dim: int
+    num_quantizers: int
+    sliding_window: int
+    decoder_dim: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
+    sample_rate_hz: int
+
+    @property
+    def samples_per_frame(self) -> int:
+        return math.prod(self.upsample_rates) * math.prod(self.upsampling_ratios)
+
+    @property
+    def frame_rate_hz(self) -> float:
+        return self.sample_rate_hz / self.samples_per_frame
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerEncoderConfig:
+    """ECAPA-TDNN of the Base checkpoints. Published files give only `enc_dim` and `sample_rate`."""
+
+    embedding_dim: int
+    sample_rate_hz: int
+    mel_dim: int = 128
+    channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
+    kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
+    dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
+    attention_channels: int = 128
+    res2net_scale: int = 8
+    se_channels: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """Everything the JSON files of one checkpoint say; immutable and picklable."""
+
+    model_type: ModelType
+    model_size: str
+    tts_pad_id: int
+    tts_bos_id: int
+    tts_eos_id: int
+    talker: TalkerConfig
+    code_predictor: CodePredictorConfig
+    codec: CodecDecoderConfig
+    speakers: Mapping[str, int]
+    speaker_dialects: Mapping[str, str]
+    languages: Mapping[str, int]
+    sampling: Sampling
+    max_new_tokens: int
+    speaker_encoder: SpeakerEncoderConfig | None = None
+    codec_encoder: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_checkpoint(cls, path: Path) -> CheckpointConfig:
+        """Read `config.json`, `generation_config.json` and `speech_tokenizer/config.json`.
+
+        Raises CheckpointMismatch naming the file and the key.
+        """
+        top = _Section.from_file(path / "config.json")
+        talker = top.section("talker_config")
+        predictor = talker.section("code_predictor_config")
+        model_type = top.text("tts_model_type")
+        if model_type not in _MODEL_TYPES:
+            raise top._fail("tts_model_type", f"expected one of {', '.join(_MODEL_TYPES)}, got {model_type!r}")
+        top.require("tokenizer_type", "qwen3_tts_tokenizer_12hz")
+        codec_section = _Section.from_file(path / "speech_tokenizer" / "config.json")
+        sampling, max_new_tokens = _read_generation(_Section.from_file(path / "generation_config.json"))
+        config = cls(
+            model_type=model_type,
+            model_size=top.text("tts_model_size"),
+            tts_pad_id=top.get("tts_pad_token_id", int),
+            tts_bos_id=top.get("tts_bos_token_id", int),
+            tts_eos_id=top.get("tts_eos_token_id", int),
+            talker=_read_talker(talker),
+            code_predictor=_read_predictor(predictor),
+            codec=_read_codec(codec_section),
+            speakers=talker.names("spk_id"),
+            # A speaker that isn't listed has no dialect (quirk Q14 of the reference: a KeyError).
+            speaker_dialects=MappingProxyType(
+                {
+                    name.lower(): dialect
+                    for name, dialect in talker.optional("spk_is_dialect", {}).items()
+                    if isinstance(dialect, str)
+                }
+            ),
+            languages=talker.names("codec_language_id"),
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            speaker_encoder=_read_speaker_encoder(top) if model_type == "base" else None,
+            codec_encoder=MappingProxyType(dict(codec_section.get("encoder_config", dict))),
+        )
+        config._check_agreement(path)
+        return config
+
+    def _check_agreement(self, path: Path) -> None:
+        groups = {
+            "talker_config.num_code_groups": self.talker.num_code_groups,
+            "code_predictor_config.num_code_groups": self.code_predictor.num_code_groups,
+            "speech_tokenizer decoder_config.num_quantizers": self.codec.num_quantizers,
+        }
+        problems = []
+        if len(set(groups.values())) > 1:
+            problems.append("these must be equal: " + ", ".join(f"{k} = {v}" for k, v in groups.items()))
+        if self.code_predictor.codebook_size != self.codec.codebook_size:
+            problems.append(
+                f"code_predictor_config.vocab_size is {self.code_predictor.codebook_size}, "
+                f"the codec's codebook_size {self.codec.codebook_size}"
+            )
+        dialects = {d for d in self.speaker_dialects.values() if d not in self.languages}
+        if dialects:
+            problems.append(f"spk_is_dialect names no language: {', '.join(sorted(dialects))}")
+        if problems:
+            raise CheckpointMismatch(str(path), problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """mappingproxy doesn't pickle; rebuild through plain dicts."""
+        values = [getattr(self, name) for name in self.__slots__]
+        return _rebuild_checkpoint_config, tuple(
+            dict(v) if isinstance(v, MappingProxyType) else v for v in values
+        )
+
+
+def _rebuild_checkpoint_config(*values: Any) -> CheckpointConfig:
+    return CheckpointConfig(*(MappingProxyType(v) if isinstance(v, dict) else v for v in values))
+
+
+def _read_talker(section: _Section) -> TalkerConfig:
+    section.require("use_sliding_window", False)
+    return TalkerConfig(
+        transformer=TransformerConfig._read(section),
+        vocab_size=section.size("vocab_size"),
+        text_vocab_size=section.size("text_vocab_size"),
+        text_hidden_size=section.size("text_hidden_size"),
+        max_positions=section.size("max_position_embeddings"),
+        num_code_groups=section.size("num_code_groups"),
+        codec_pad_id=section.get("codec_pad_id", int),
+        codec_bos_id=section.get("codec_bos_id", int),
+        codec_eos_id=section.get("codec_eos_token_id", int),
+        codec_think_id=section.get("codec_think_id", int),
+        codec_nothink_id=section.get("codec_nothink_id", int),
+        codec_think_bos_id=section.get("codec_think_bos_id", int),
+        codec_think_eos_id=section.get("codec_think_eos_id", int),
+    )
+
+
+def _read_predictor(section: _Section) -> CodePredictorConfig:
+    section.require("use_sliding_window", False)
+    return CodePredictorConfig(
+        transformer=TransformerConfig._read(section),
+        codebook_size=section.size("vocab_size"),
+        num_code_groups=section.size("num_code_groups"),
+    )
+
+
+def _read_codec(top: _Section) -> CodecDecoderConfig:
+    section = top.section("decoder_config")
+    config = CodecDecoderConfig(
+        transformer=TransformerConfig._read(section),
+        codebook_dim=section.size("codebook_dim"),
+        codebook_size=section.size("codebook_size"),
+        latent_dim=section.size("latent_dim"),
+        num_quantizers=section.size("num_quantizers"),
+        sliding_window=section.size("sliding_window"),
+        decoder_dim=section.size("decoder_dim"),
+        upsample_rates=section.sizes("upsample_rates"),
+        upsampling_ratios=section.sizes("upsampling_ratios"),
+        sample_rate_hz=top.size("output_sample_rate"),
+    )
+    if top.size("decode_upsample_rate") != config.samples_per_frame:
+        raise top._fail(
+            "decode_upsample_rate",
+            f"says {top.size('decode_upsample_rate')}, but the decoder's rates multiply to {config.samples_per_frame}",
+        )
+    return config
+
+
+def _read_speaker_encoder(top: _Section) -> SpeakerEncoderConfig:
+    section = top.section("speaker_encoder_config")
+    fields = SpeakerEncoderConfig.__dataclass_fields__
+    return SpeakerEncoderConfig(
+        embedding_dim=section.size("enc_dim"),
+        sample_rate_hz=section.size("sample_rate"),
+        mel_dim=section.optional("mel_dim", fields["mel_dim"].default),
+        channels=tuple(section.optional("enc_channels", fields["channels"].default)),
+        kernel_sizes=tuple(section.optional("enc_kernel_sizes", fields["kernel_sizes"].default)),
+        dilations=tuple(section.optional("enc_dilations", fields["dilations"].default)),
+        attention_channels=section.optional("enc_attention_channels", fields["attention_channels"].default),
+        res2net_scale=section.optional("enc_res2net_scale", fields["res2net_scale"].default),
+        se_channels=section.optional("enc_se_channels", fields["se_channels"].default),
+    )
+
+
+def _read_generation(section: _Section) -> tuple[Sampling, int]:
+    """The file wins over the hard defaults of spec 1.4, key by key."""
+
+    def draw(prefix: str, sample_key: str) -> DrawParams:
+        default = DrawParams()
+        return DrawParams(
+            do_sample=bool(section.optional(sample_key, default.do_sample)),
+            temperature=float(section.optional(f"{prefix}temperature", default.temperature)),
+            top_k=int(section.optional(f"{prefix}top_k", default.top_k)),
+            top_p=float(section.optional(f"{prefix}top_p", default.top_p)),
+        )
+
+    sampling = Sampling(
+        talker=draw("", "do_sample"),
+        subtalker=draw("subtalker_", "subtalker_dosample"),
+        repetition_penalty=float(section.optional("repetition_penalty", Sampling().repetition_penalty)),
+    )
+    return sampling, int(section.optional("max_new_tokens", 2048))
+
+
+# ---------------------------------------------------------------- the engines
+@dataclass(frozen=True, slots=True)
+class TalkerEngineConfig:
+    """Sizes of the Talker engine.
+
+    num_slots: streams decoded at once. max_queued: admitted requests that wait for a slot; beyond
+        it a request is refused. max_positions: prompt rows + frames of one request.
+    num_pages: KV pages in all, of `page_size` positions each; 0 means enough for every slot at
+        half of `max_positions`. A request's pages are reserved before it starts, so a running
+        stream never lacks one.
+    decode_buckets: row counts a decode step is built for; empty means powers of two up to
+        `num_slots`. prefill_buckets: packed prompt rows of one prefill; the largest is also the
+        token budget between two decode steps.
+    deterministic: one decode bucket, prompts prefilled singly, KV padded to one length: the same
+        bytes whatever else runs (DESIGN.md section 3).
+    """
+
+    num_slots: int = 8
+    max_queued: int = 32
+    page_size: int = 16
+    max_positions: int = 4096
+    num_pages: int = 0
+    decode_buckets: tuple[int, ...] = ()
+    prefill_buckets: tuple[int, ...] = (32, 64, 128, 256, 512)
+    min_frames: int = 2
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "num_slots", "page_size", "max_positions", "min_frames")
+        if self.max_queued < 0 or self.num_pages < 0:
+            raise ValueError("max_queued and num_pages must be 0 or more")
+        buckets = self.decode_buckets or _powers_of_two(self.num_slots)
+        if self.deterministic:  # rows below 4 take other kernels on CPU and round differently
+            buckets = (max(4, -(-self.num_slots // 4) * 4),)
+        _check_buckets("decode_buckets", buckets)
+        _check_buckets("prefill_buckets", self.prefill_buckets)
+        if buckets[-1] < self.num_slots:
+            raise ValueError(f"the largest decode bucket, {buckets[-1]}, is below num_slots, {self.num_slots}")
+        object.__setattr__(self, "decode_buckets", buckets)
+        if not self.num_pages:
+            half = -(-self.num_slots * self.pages_for(self.max_positions) // 2)
+            object.__setattr__(self, "num_pages", max(half, self.pages_for(self.max_positions)))
+
+    def pages_for(self, num_positions: int) -> int:
+        return -(-num_positions // self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecEngineConfig:
+    """Sizes of the Codec engine.
+
+    mode: "incremental" carries exact state per stream (spec 4.4); "window" decodes stateless
+        windows with `left_context_frames` of left context (72 covers one attention window, 580 is
+        exact for the published sizes).
+    num_rows: streams that can be open at once (rows of the state arena).
+    frame_buckets, batch_buckets: shapes a decode is built for.
+    deterministic: one (frames, batch) bucket for everything.
+    """
+
+    mode: Literal["incremental", "window"] = "incremental"
+    num_rows: int = 16
+    left_context_frames: int = 25
+    frame_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
+    batch_buckets: tuple[int, ...] = ()
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("incremental", "window"):
+            raise ValueError(f"mode must be 'incremental' or 'window', got {self.mode!r}")
+        _at_least_one(self, "num_rows")
+        if self.left_context_frames < 0:
+            raise ValueError(f"left_context_frames must be 0 or more, got {self.left_context_frames}")
+        batches = self.batch_buckets or _powers_of_two(min(self.num_rows, 64))
+        frames = self.frame_buckets
+        _check_buckets("batch_buckets", batches)
+        _check_buckets("frame_buckets", frames)
+        if self.deterministic:
+            batches, frames = (max(4, batches[-1]),), frames[-1:]
+        object.__setattr__(self, "batch_buckets", batches)
+        object.__setattr__(self, "frame_buckets", frames)
+
+
+def _powers_of_two(limit: int) -> tuple[int, ...]:
+    """1, 2, 4, … and the limit itself."""
+    return (*(1 << i for i in range((limit - 1).bit_length())), limit)
+
+
+def _check_buckets(name: str, buckets: tuple[int, ...]) -> None:
+    if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
+        raise ValueError(f"{name} must rise from 1 or more, got {buckets}")
+
+
+def _at_least_one(config: object, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} must be at least 1, got {getattr(config, name)}")

@@ -1,0 +1,134 @@
+"""Every error this project raises on purpose, in one tree.
+
+    TTSError
+    ├─ InvalidRequest            the caller can fix it; carries the field's name (`param`)
+    │  ├─ TextTooLong
+    │  ├─ UnknownVoice
+    │  ├─ UnknownLanguage
+    │  ├─ UnknownModel           -> 404, the others 400
+    │  └─ InvalidReferenceAudio
+    ├─ Overloaded                nobody's fault; carries retry_after_s
+    ├─ StreamCancelled           the caller left; not an error to log
+    └─ EngineFault               ours
+       ├─ InvalidCodes
+       └─ CheckpointMismatch     the files and the model disagree; stops the start
+
+Errors cross process borders by pickle, which calls `cls(*args)`: every class takes its fields
+positionally and hands the same fields to `Exception.__init__`. The HTTP statuses are given in
+`deployments/http_errors.py`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TTSError(Exception):
+    """Base of every deliberate error."""
+
+
+# ---------------------------------------------------------------- the caller can fix it
+class InvalidRequest(TTSError):
+    """The request can't be served as it is. `param` names the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.message = message
+        self.param = param
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class TextTooLong(InvalidRequest):
+    """The text doesn't fit the model; both numbers are in tokens."""
+
+    def __init__(self, num_tokens: int, limit: int, param: str = "input") -> None:
+        super().__init__(f"{param} is {num_tokens:,} tokens, the limit is {limit:,}", param)
+        self.args = (num_tokens, limit, param)
+        self.num_tokens = num_tokens
+        self.limit = limit
+
+
+class _UnknownName(InvalidRequest):
+    """A name that isn't among the accepted ones."""
+
+    noun = "name"
+    default_param = "name"
+
+    def __init__(self, name: str, accepted: Sequence[str], param: str | None = None) -> None:
+        listed = ", ".join(accepted) or "none"
+        param = param or self.default_param
+        super().__init__(f"unknown {self.noun} {name!r}; accepted: {listed}", param)
+        self.args = (name, tuple(accepted), param)
+        self.name = name
+        self.accepted = tuple(accepted)
+
+
+class UnknownVoice(_UnknownName):
+    """No such speaker in the checkpoint and no such uploaded voice."""
+
+    noun = "voice"
+    default_param = "voice"
+
+
+class UnknownLanguage(_UnknownName):
+    """The checkpoint doesn't name this language."""
+
+    noun = "language"
+    default_param = "language"
+
+
+class UnknownModel(_UnknownName):
+    """This server doesn't serve that model."""
+
+    noun = "model"
+    default_param = "model"
+
+
+class InvalidReferenceAudio(InvalidRequest):
+    """The reference clip can't be read, is too short or long, or is silent."""
+
+    def __init__(self, message: str, param: str = "ref_audio") -> None:
+        super().__init__(message, param)
+
+
+# ---------------------------------------------------------------- nobody's fault
+class Overloaded(TTSError):
+    """Every slot and every place in the queue is taken; nothing was started."""
+
+    def __init__(self, what: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(what, retry_after_s)
+        self.what = what
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.what}; retry after {self.retry_after_s:g} s"
+
+
+class StreamCancelled(TTSError):
+    """The consumer of a stream left before its end."""
+
+
+# ---------------------------------------------------------------- ours
+class EngineFault(TTSError):
+    """Something inside broke; the text is for the log, not for the client."""
+
+
+class InvalidCodes(EngineFault):
+    """Frames that no codec can decode: out of range, wrong shape, or out of order."""
+
+
+class CheckpointMismatch(EngineFault):
+    """The files on disk and the model they should fill disagree.
+
+    `problems` holds one line each: a missing tensor, an unused one, a wrong shape, a missing key.
+    """
+
+    def __init__(self, where: str, problems: Sequence[str]) -> None:
+        super().__init__(where, tuple(problems))
+        self.where = where
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return f"{self.where}: " + "; ".join(self.problems)
