@@ -1,0 +1,58 @@
+# One verb each; `make` alone prints them.
+VENV    := .venv
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed
+PYTHON  ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+             $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+CONFIG  ?= serve_configs/tiny_cpu.yaml
+TESTS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install fmt check test test-fast test-parity test-e2e test-gpu serve serve-gpu clean
+
+help:  ## Print this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## Make .venv with the locked versions of .ci/constraints.txt; nothing to do when it is up to date
+
+$(STAMP): pyproject.toml .ci/constraints.txt
+	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or newer on PATH (or PYTHON=/path/to/python)" >&2; exit 1; }
+	@echo "==> 1/2 virtual environment $(VENV) from $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "==> 2/2 packages, locked by .ci/constraints.txt (torch alone is about 200 MB; some minutes)"
+	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[serve,dev]'
+	@touch $@
+
+fmt: install  ## Rewrite the sources in the project's format
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+
+check: install  ## Formatting, lint, types and import direction; rewrites nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check  ## Everything a machine without a GPU can show: check + unit + parity + end-to-end
+	$(BIN)/python -m pytest -m 'not gpu' $(TESTS)
+
+test-fast: install  ## Only tests that import no torch
+	$(BIN)/python -m pytest --no-torch $(TESTS)
+
+test-parity: install  ## The reference's numbers: every golden array, at its tolerance
+	$(BIN)/python -m pytest tests/parity
+
+test-e2e: install  ## The real app over loopback HTTP
+	$(BIN)/python -m pytest tests/e2e
+
+test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip
+	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
+
+serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and say when it is ready
+	@$(BIN)/python -m deployments.launch $(CONFIG)
+
+serve-gpu:  ## The same with the published 1.7B checkpoint on one GPU
+	@$(MAKE) --no-print-directory serve CONFIG=serve_configs/qwen3tts.yaml
+
+clean:  ## Remove the virtual environment and every cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
