@@ -7,6 +7,7 @@ that lists *all* that was missing, wrongly shaped, or left over. Single files an
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import json
 import logging
@@ -115,8 +116,11 @@ class WeightReader:
         self.device = torch.device(device)
         self.dtype = dtype
 
-    def has(self, name: str) -> bool:
-        return self._owned + name in self._source.shapes()
+    def within(self, prefix: str) -> WeightReader:
+        """A reader of the tensors under a longer prefix; what it takes counts here too."""
+        inner = copy.copy(self)
+        inner._owned = self._owned + prefix
+        return inner
 
     def take(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor `owned + name`, on the reader's device, as `dtype` (default: the reader's).

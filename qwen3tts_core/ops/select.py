@@ -1,0 +1,36 @@
+"""Decides once, at start-up, who computes: the one door to `ops/cuda/`.
+
+`auto` takes the fastest backend that this machine has; a backend asked for by name raises when it
+isn't there, and never falls back.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from qwen3tts_core.ops.interface import Capture, Ops, Transfer
+from qwen3tts_core.ops.reference import HostTransfer, ReferenceOps, run_eagerly
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The three seams of one device, and the device itself."""
+
+    device: torch.device
+    ops: Ops
+    capture: Capture
+    transfer: Transfer
+
+
+def select_backend(device: str = "auto", *, deterministic: bool = False) -> Backend:
+    """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device that isn't there."""
+    chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else torch.device(device)
+    if chosen.type == "cpu":
+        logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
+        return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
+    raise ValueError(f"device {device!r} has no backend; available: cpu")
