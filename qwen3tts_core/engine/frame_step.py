@@ -1,0 +1,88 @@
+"""One frame for every row of a batch: the function that a CUDA graph captures.
+
+Backbone, group-0 draw, code predictor with its draws, the next input, EOS and limit. It reads and
+writes only `SlotState`, the cache and `out`; nothing depends on the host. Rows that aren't active
+(padding, finished ones) write to the trash page and change nothing else that anybody reads.
+Source: spec 2.3 to 2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwen3tts_core.engine.slots import SlotState
+from qwen3tts_core.model.talker import Talker
+from qwen3tts_core.ops.interface import DecodeLayout, LayerKV
+
+# The last column of `out`: what became of the row in this step.
+INERT, FRAME, STOP, FRAME_AND_LIMIT = 0, 1, 2, 3
+
+
+def decode_frame(
+    talker: Talker,
+    state: SlotState,
+    cache: Sequence[LayerKV],
+    rows: Tensor,
+    out: Tensor,
+    *,
+    min_frames: int,
+    trash_page: int,
+) -> None:
+    """Advance the slots named by `rows` by one frame.
+
+    rows: [B] int64 slot numbers, the padding slot for unused places. out: [B, G + 1] int64, codes
+    and then INERT, FRAME, STOP (EOS drawn, no frame) or FRAME_AND_LIMIT.
+    """
+    config, ops = talker.config.talker, talker.ops
+    active = state.column("active", rows) > 0
+    frame = state.column("frame", rows)
+
+    layout = _layout(state, rows, active, cache[0].page_size, trash_page)
+    hidden = talker.final_norm(talker(state.input_rows[rows], layout, cache))
+
+    codebook_size = talker.config.code_predictor.codebook_size
+    noise = ops.frame_noise(state.noise_key(rows), config.num_code_groups, config.vocab_size, codebook_size)
+    first_codes = ops.draw_first(
+        talker.first_logits(hidden),
+        state.seen[rows],
+        state.penalty(rows),
+        frame < min_frames,
+        talker.allowed_ids,
+        config.codec_eos_id,
+        state.draw_rows(rows),
+        noise,
+    )
+    rest = state.draw_rows(rows, "sub_")
+    codes = talker.code_predictor(
+        hidden, first_codes, ops, lambda logits, group: ops.draw_next(logits, rest, noise, group)
+    )
+
+    stop = active & (first_codes == config.codec_eos_id)
+    made_frame = active & ~stop
+    at_limit = made_frame & (frame + 1 >= state.column("frame_limit", rows))
+    state.input_rows[rows] = talker.frame_embeddings(codes) + _text_rows(talker, state, rows, frame)
+    state.seen[rows, first_codes] = True
+    state.set_column("position", rows, state.column("position", rows) + active)
+    state.set_column("frame", rows, frame + made_frame)
+    state.set_column("active", rows, (made_frame & ~at_limit).long())
+    out[:, :-1] = codes
+    out[:, -1] = torch.where(stop, STOP, made_frame * FRAME + at_limit * (FRAME_AND_LIMIT - FRAME))
+
+
+def _layout(state: SlotState, rows: Tensor, active: Tensor, page_size: int, trash_page: int) -> DecodeLayout:
+    """Where the step's new position of each row goes: its own page, or the trash page."""
+    positions = torch.where(active, state.column("position", rows), 0)
+    page_table = torch.where(active[:, None], state.page_table[rows], trash_page)
+    page = page_table.gather(1, (positions // page_size)[:, None])[:, 0]
+    return DecodeLayout(positions, page * page_size + positions % page_size, page_table)
+
+
+def _text_rows(talker: Talker, state: SlotState, rows: Tensor, frame: Tensor) -> Tensor:
+    """The trailing text row of this frame, the pad feature past its end (spec 2.3)."""
+    last = state.trailing_ids.shape[1] - 1
+    ids = state.trailing_ids[rows, frame.clamp(max=last)].long()
+    is_text = frame < state.column("num_trailing", rows)
+    return talker.text_table[torch.where(is_text, ids, talker.config.tts_pad_id)]

@@ -1,0 +1,271 @@
+"""The Talker engine: requests in, ramp-sized batches of frames out, one thread between.
+
+Each turn of the loop: take what arrived, admit, prefill within the token budget, launch the next
+decode step, then read the step before it. So the device always has a step queued while the host
+looks at the last one. A row that finished in the step just read rides along inert in the one
+already launched.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
+from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, INERT, STOP
+from qwen3tts_core.engine.outbox import Outbox
+from qwen3tts_core.engine.scheduler import Placed, Scheduler
+from qwen3tts_core.engine.talker_runner import PendingStep, TalkerRunner
+from qwen3tts_core.errors import EngineFault, TTSError
+from qwen3tts_core.model.talker import open_talker
+from qwen3tts_core.ops.select import select_backend
+from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
+from qwen3tts_core.types import FinishReason, FrameBatch, SpeechRequest
+
+logger = logging.getLogger(__name__)
+
+_MAX_STEPS_AHEAD = 1
+_FINISHES: dict[int, FinishReason | None] = {FRAME: None, STOP: "stop", FRAME_AND_LIMIT: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerStats:
+    """A snapshot; the last five count since the start."""
+
+    num_running: int
+    num_waiting: int
+    num_free_slots: int
+    num_free_pages: int
+    requests: int
+    frames: int
+    steps: int
+    padded_rows: int
+    prefill_rows: int
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Frames of one request that haven't left yet."""
+
+    sizes: Iterator[int]
+    chunk_frames: int
+    first_frame: int = 0
+    frames: list[NDArray[np.int64]] = field(default_factory=list)
+
+    def take(self, finish: FinishReason | None) -> FrameBatch | None:
+        """The next item, if its frames are there or the stream has ended."""
+        if finish is None and len(self.frames) < self.chunk_frames:
+            return None
+        codes = np.array(self.frames, dtype="<i2")
+        num_groups = codes.shape[1] if len(codes) else 0
+        batch = FrameBatch(self.first_frame, len(codes), num_groups, codes.tobytes(), finish)
+        self.first_frame += len(codes)
+        self.frames.clear()
+        self.chunk_frames = next(self.sizes)
+        return batch
+
+
+class TalkerEngine:
+    """Thread-safe front; the loop and everything it touches live on one thread.
+
+    Every submitted request gets FrameBatch items in the outbox until one carries a finish reason,
+    or an exception; after `cancel` it may get nothing more.
+    """
+
+    def __init__(self, runner: TalkerRunner, ramp: ChunkRamp, outbox: Outbox[FrameBatch]) -> None:
+        self._runner = runner
+        self._ramp = ramp
+        self._outbox = outbox
+        self._scheduler = Scheduler(runner.config)
+        self._streams: dict[str, _Stream] = {}
+        self._cancelled: list[str] = []
+        self._pending: deque[PendingStep] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._fault: BaseException | None = None
+        self._num_requests = 0
+        self._num_frames = 0
+        self._thread = threading.Thread(target=self._run, name="talker-engine", daemon=True)
+
+    # ------------------------------------------------------------ any thread
+    def start(self) -> None:
+        """Warm up every step, then serve."""
+        self._runner.warm_up()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop; streams still open get an EngineFault."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def submit(self, request: SpeechRequest) -> None:
+        """Queue a request. Raises Overloaded, InvalidRequest, or EngineFault when the loop is dead."""
+        self._scheduler.check(request)
+        with self._wake:
+            self._raise_if_dead()
+            if request.request_id in self._streams:
+                raise EngineFault(f"request id {request.request_id!r} is already running")
+            self._scheduler.enqueue(request)
+            sizes = self._ramp.sizes()
+            self._streams[request.request_id] = _Stream(sizes, next(sizes))
+            self._num_requests += 1
+            self._wake.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """The consumer left: free slot and pages before the next step. Unknown ids are fine."""
+        with self._wake:
+            if request_id in self._streams:
+                self._cancelled.append(request_id)
+                self._wake.notify()
+
+    def check_health(self) -> None:
+        """Raises EngineFault when the loop has died or was stopped."""
+        with self._wake:
+            self._raise_if_dead()
+
+    def stats(self) -> TalkerStats:
+        with self._wake:
+            scheduler, counters = self._scheduler, self._runner.counters
+            return TalkerStats(
+                num_running=scheduler.num_placed,
+                num_waiting=scheduler.num_waiting,
+                num_free_slots=scheduler.config.num_slots - scheduler.num_placed,
+                num_free_pages=scheduler.pages.num_free,
+                requests=self._num_requests,
+                frames=self._num_frames,
+                steps=counters.steps,
+                padded_rows=counters.padded_rows,
+                prefill_rows=counters.prefill_rows,
+            )
+
+    def _raise_if_dead(self) -> None:
+        if self._fault is not None:
+            raise EngineFault(f"the talker's loop died: {self._fault!r}")
+        if self._stopping:
+            raise EngineFault("the talker is stopped")
+
+    # ------------------------------------------------------------ the engine's thread
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._fail_all(EngineFault("the talker is stopped"))
+        except BaseException as error:
+            logger.exception("the talker's loop died")
+            with self._wake:
+                self._fault = error
+            self._fail_all(EngineFault(f"the talker's loop died: {error!r}"))
+
+    def _turn(self) -> bool:
+        """One round of the loop; False once it should end."""
+        with self._wake:
+            while not (self._scheduler.has_work or self._pending or self._stopping):
+                self._wake.wait()
+            if self._stopping:
+                return False
+            self._drop_cancelled()
+            admitted = self._scheduler.admit()
+        # From here on the lock is free: a submit never waits for the device.
+        self._place(admitted)
+        pieces = self._scheduler.next_prefill()
+        running = self._scheduler.running()
+        if pieces:
+            self._runner.prefill(pieces)
+        if running:
+            self._pending.append(self._runner.launch(running))
+        ahead = _MAX_STEPS_AHEAD if running else 0
+        while self._pending and (len(self._pending) > ahead or self._pending[0].is_ready()):
+            self._read(self._pending.popleft())
+        self._outbox.flush()
+        return True
+
+    def _drop_cancelled(self) -> None:
+        for request_id in self._cancelled:
+            self._end(request_id)
+        self._cancelled.clear()
+
+    def _place(self, admitted: list[Placed]) -> None:
+        """Put admitted requests on the device; one that can't be is told so and leaves."""
+        for placed in admitted:
+            try:
+                self._runner.admit(placed)
+            except TTSError as error:
+                self._outbox.put(placed.request.request_id, error)
+                self._end(placed.request.request_id)
+
+    def _read(self, step: PendingStep) -> None:
+        """Hand out what a finished step made."""
+        results = step.wait()
+        with self._wake:
+            for placed, row in zip(step.placed, results, strict=True):
+                request_id = placed.request.request_id
+                outcome = int(row[-1])
+                if outcome == INERT or self._scheduler.placed(request_id) is not placed:
+                    continue  # finished before this step, or cancelled meanwhile
+                stream = self._streams[request_id]
+                if outcome != STOP:
+                    stream.frames.append(row[:-1].copy())
+                    self._num_frames += 1
+                finish = _FINISHES[outcome]
+                batch = stream.take(finish)
+                if batch is not None:
+                    self._outbox.put(request_id, batch)
+                if finish is not None:
+                    self._end(request_id)
+
+    def _end(self, request_id: str) -> None:
+        """Give everything back. Steps in flight finish before a later prefill reuses the pages."""
+        with self._wake:
+            placed = self._scheduler.placed(request_id)
+            if placed is not None:
+                self._runner.forget(placed.slot)
+            self._scheduler.release(request_id)
+            self._streams.pop(request_id, None)
+
+    def _fail_all(self, error: EngineFault) -> None:
+        with self._wake:
+            for request_id in self._scheduler.request_ids():
+                self._outbox.put(request_id, error)
+                self._end(request_id)
+        self._outbox.flush()
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def open_talker_engine(
+    checkpoint: Path,
+    *,
+    config: TalkerEngineConfig,
+    ramp: ChunkRamp,
+    outbox: Outbox[FrameBatch],
+    device: str = "auto",
+    dtype: str = "auto",
+) -> TalkerEngine:
+    """Load a checkpoint folder and build its engine, not yet started.
+
+    dtype: "float32", "bfloat16", or "auto" (bfloat16 on a GPU, float32 on CPU).
+    Raises CheckpointMismatch, or ValueError for a device or dtype that isn't there.
+    """
+    checkpoint_config = CheckpointConfig.from_checkpoint(checkpoint)
+    backend = select_backend(device, deterministic=config.deterministic)
+    if dtype == "auto":
+        dtype = "float32" if backend.device.type == "cpu" else "bfloat16"
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be auto, {' or '.join(_DTYPES)}, got {dtype!r}")
+    talker = open_talker(
+        checkpoint, checkpoint_config, num_positions=config.max_positions, ops=backend.ops,
+        device=backend.device, dtype=_DTYPES[dtype],
+    )
+    return TalkerEngine(TalkerRunner(talker, config, backend), ramp, outbox)
