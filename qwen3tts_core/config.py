@@ -45,7 +45,7 @@ class _Section:
     def _fail(self, key: str, problem: str) -> CheckpointMismatch:
         return CheckpointMismatch(str(self._path), [f"{self._prefix}{key}: {problem}"])
 
-    def get(self, key: str, kind: type, *, minimum: float | None = None) -> Any:
+    def get(self, key: str, kind: type) -> Any:
         if key not in self._data:
             raise self._fail(key, "key is missing")
         value = self._data[key]
@@ -53,12 +53,13 @@ class _Section:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise self._fail(key, f"expected {kind.__name__}, got {value!r}")
-        if minimum is not None and value < minimum:
-            raise self._fail(key, f"expected at least {minimum}, got {value}")
         return value
 
     def size(self, key: str) -> int:
-        return int(self.get(key, int, minimum=1))
+        value: int = self.get(key, int)
+        if value < 1:
+            raise self._fail(key, f"expected at least 1, got {value}")
+        return value
 
     def number(self, key: str) -> float:
         return float(self.get(key, float))
@@ -233,7 +234,9 @@ class CheckpointConfig:
         predictor = talker.section("code_predictor_config")
         model_type = top.text("tts_model_type")
         if model_type not in _MODEL_TYPES:
-            raise top._fail("tts_model_type", f"expected one of {', '.join(_MODEL_TYPES)}, got {model_type!r}")
+            raise top._fail(
+                "tts_model_type", f"expected one of {', '.join(_MODEL_TYPES)}, got {model_type!r}"
+            )
         top.require("tokenizer_type", "qwen3_tts_tokenizer_12hz")
         codec_section = _Section.from_file(path / "speech_tokenizer" / "config.json")
         sampling, max_new_tokens = _read_generation(_Section.from_file(path / "generation_config.json"))
@@ -293,7 +296,8 @@ class CheckpointConfig:
 
 
 def _rebuild_checkpoint_config(*values: Any) -> CheckpointConfig:
-    return CheckpointConfig(*(MappingProxyType(v) if isinstance(v, dict) else v for v in values))
+    fields: list[Any] = [MappingProxyType(v) if isinstance(v, dict) else v for v in values]
+    return CheckpointConfig(*fields)
 
 
 def _read_talker(section: _Section) -> TalkerConfig:
@@ -419,7 +423,9 @@ class TalkerEngineConfig:
         _check_buckets("decode_buckets", buckets)
         _check_buckets("prefill_buckets", self.prefill_buckets)
         if buckets[-1] < self.num_slots:
-            raise ValueError(f"the largest decode bucket, {buckets[-1]}, is below num_slots, {self.num_slots}")
+            raise ValueError(
+                f"the largest decode bucket, {buckets[-1]}, is below num_slots, {self.num_slots}"
+            )
         object.__setattr__(self, "decode_buckets", buckets)
         if not self.num_pages:
             half = -(-self.num_slots * self.pages_for(self.max_positions) // 2)

@@ -6,6 +6,7 @@
     │  ├─ UnknownVoice
     │  ├─ UnknownLanguage
     │  ├─ UnknownModel           -> 404, the others 400
+    │  ├─ VoiceNameTaken         -> 409
     │  └─ InvalidReferenceAudio
     ├─ Overloaded                nobody's fault; carries retry_after_s
     ├─ StreamCancelled           the caller left; not an error to log
@@ -84,6 +85,15 @@ class UnknownModel(_UnknownName):
 
     noun = "model"
     default_param = "model"
+
+
+class VoiceNameTaken(InvalidRequest):
+    """An uploaded voice may not carry the name of one that the checkpoint brings."""
+
+    def __init__(self, name: str, param: str = "name") -> None:
+        super().__init__(f"{name!r} is a built-in voice; choose another name", param)
+        self.args = (name, param)
+        self.name = name
 
 
 class InvalidReferenceAudio(InvalidRequest):

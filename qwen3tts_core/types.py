@@ -114,7 +114,9 @@ class SpeechRequest:
 
     def __post_init__(self) -> None:
         if self.max_frames < 1:
-            raise InvalidRequest(f"max_new_tokens must be at least 1, got {self.max_frames}", "max_new_tokens")
+            raise InvalidRequest(
+                f"max_new_tokens must be at least 1, got {self.max_frames}", "max_new_tokens"
+            )
         needs_voice = self.plan.speaker_row is not None or self.plan.reference_row is not None
         assert (self.reference is not None) or not needs_voice, "the plan names a reference it lacks"
 
@@ -149,7 +151,9 @@ class FrameBatch(NamedTuple):
         first, frames, groups, finish = _FRAME_HEADER.unpack_from(item)
         codes = item[_FRAME_HEADER.size :]
         if len(codes) != 2 * frames * groups:
-            raise InvalidCodes(f"{frames} frames x {groups} groups need {2 * frames * groups} bytes, got {len(codes)}")
+            raise InvalidCodes(
+                f"{frames} frames x {groups} groups need {2 * frames * groups} bytes, got {len(codes)}"
+            )
         return cls(first, frames, groups, codes, _BYTE_TO_FINISH[finish])
 
 
@@ -184,5 +188,7 @@ class AudioChunk(NamedTuple):
         first, frames, groups, finish, num_pcm = _AUDIO_HEADER.unpack_from(item)
         start, end = _AUDIO_HEADER.size, _AUDIO_HEADER.size + num_pcm
         if len(item) - end != 2 * frames * groups:
-            raise InvalidCodes(f"an audio item of {len(item)} bytes doesn't hold {num_pcm} + {2 * frames * groups}")
+            raise InvalidCodes(
+                f"an audio item of {len(item)} bytes doesn't hold {num_pcm} + {2 * frames * groups}"
+            )
         return cls(first, frames, groups, item[start:end], item[end:], _BYTE_TO_FINISH[finish])

@@ -15,8 +15,19 @@ from qwen3tts_core.ops.interface import DrawRows, NoiseKey
 from qwen3tts_core.types import DrawParams, SpeechRequest
 
 # Columns of `SlotState.ints` and `.floats`: packed, so that admission is one copy each.
-_INTS = ("position", "frame", "frame_limit", "active", "seed", "piece", "num_trailing",
-         "sample", "top_k", "sub_sample", "sub_top_k")
+_INTS = (
+    "position",
+    "frame",
+    "frame_limit",
+    "active",
+    "seed",
+    "piece",
+    "num_trailing",
+    "sample",
+    "top_k",
+    "sub_sample",
+    "sub_top_k",
+)
 _FLOATS = ("penalty", "temperature", "tail_mass", "sub_temperature", "sub_tail_mass")
 INT = {name: column for column, name in enumerate(_INTS)}
 FLOAT = {name: column for column, name in enumerate(_FLOATS)}
@@ -40,8 +51,14 @@ class SlotState:
 
     @classmethod
     def empty(
-        cls, config: TalkerEngineConfig, *, width: int, vocab_size: int, trash_page: int,
-        device: torch.device, dtype: torch.dtype,
+        cls,
+        config: TalkerEngineConfig,
+        *,
+        width: int,
+        vocab_size: int,
+        trash_page: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> SlotState:
         rows = config.num_slots + 1
         floats = torch.ones(rows, len(_FLOATS), device=device)

@@ -265,7 +265,11 @@ def open_talker_engine(
     if dtype not in _DTYPES:
         raise ValueError(f"dtype must be auto, {' or '.join(_DTYPES)}, got {dtype!r}")
     talker = open_talker(
-        checkpoint, checkpoint_config, num_positions=config.max_positions, ops=backend.ops,
-        device=backend.device, dtype=_DTYPES[dtype],
+        checkpoint,
+        checkpoint_config,
+        num_positions=config.max_positions,
+        ops=backend.ops,
+        device=backend.device,
+        dtype=_DTYPES[dtype],
     )
     return TalkerEngine(TalkerRunner(talker, config, backend), ramp, outbox)

@@ -61,8 +61,13 @@ class _DecodeBucket:
 
         def step() -> None:
             decode_frame(
-                runner.talker, runner.state, runner.cache, self.rows, self.out,
-                min_frames=runner.config.min_frames, trash_page=runner.trash_page,
+                runner.talker,
+                runner.state,
+                runner.cache,
+                self.rows,
+                self.out,
+                min_frames=runner.config.min_frames,
+                trash_page=runner.trash_page,
             )
 
         self.launch: Launch = runner.backend.capture(step, f"decode step of {size} rows")
@@ -84,13 +89,19 @@ class TalkerRunner:
         self.trash_page = config.num_pages
         shape = (config.num_pages + 1, config.page_size, transformer.num_kv_heads, transformer.head_dim)
         self.cache = [
-            LayerKV(torch.zeros(shape, device=talker.device, dtype=talker.dtype),
-                    torch.zeros(shape, device=talker.device, dtype=talker.dtype))
+            LayerKV(
+                torch.zeros(shape, device=talker.device, dtype=talker.dtype),
+                torch.zeros(shape, device=talker.device, dtype=talker.dtype),
+            )
             for _ in range(transformer.num_layers)
         ]
         self.state = SlotState.empty(
-            config, width=talker.width, vocab_size=talker.config.talker.vocab_size,
-            trash_page=self.trash_page, device=talker.device, dtype=talker.dtype,
+            config,
+            width=talker.width,
+            vocab_size=talker.config.talker.vocab_size,
+            trash_page=self.trash_page,
+            device=talker.device,
+            dtype=talker.dtype,
         )
         self.counters = RunnerCounters()
         self._prompts: dict[int, Tensor] = {}
@@ -99,8 +110,12 @@ class TalkerRunner:
         cache_bytes = sum(kv.key.nbytes + kv.value.nbytes for kv in self.cache)
         logger.info(
             "talker: %d slots, %d KV pages of %d positions (%.2f GB), decode buckets %s, ops %s",
-            config.num_slots, config.num_pages, config.page_size, cache_bytes / 1e9,
-            list(config.decode_buckets), backend.ops.name,
+            config.num_slots,
+            config.num_pages,
+            config.page_size,
+            cache_bytes / 1e9,
+            list(config.decode_buckets),
+            backend.ops.name,
         )
 
     @torch.inference_mode()
@@ -145,8 +160,10 @@ class TalkerRunner:
             first_row += piece.num_rows
         slots = torch.tensor([piece.placed.slot for piece in pieces], device=device)
         layout = PrefillLayout(
-            torch.from_numpy(positions).to(device), torch.from_numpy(write_index).to(device),
-            self.state.page_table[slots], tuple(sequences),
+            torch.from_numpy(positions).to(device),
+            torch.from_numpy(write_index).to(device),
+            self.state.page_table[slots],
+            tuple(sequences),
         )
         return rows, layout
 

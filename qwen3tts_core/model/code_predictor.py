@@ -46,7 +46,9 @@ class CodePredictor(nn.Module):
         self.norm = frozen(reader.take("model.norm.weight", width))
         self.heads = frozen(
             reader.stack(
-                [f"lm_head.{g}.weight" for g in range(config.num_code_groups - 1)], config.codebook_size, width
+                [f"lm_head.{g}.weight" for g in range(config.num_code_groups - 1)],
+                config.codebook_size,
+                width,
             )
         )
         # The projection exists exactly where the widths differ (spec 1.5).

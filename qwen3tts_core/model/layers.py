@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qwen3tts_core.config import TransformerConfig
 from qwen3tts_core.model.weights import WeightReader
-from qwen3tts_core.ops.interface import Layout, LayerKV, Ops, RopeTable
+from qwen3tts_core.ops.interface import LayerKV, Layout, Ops, RopeTable
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -19,7 +19,9 @@ def frozen(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def rope_table(config: TransformerConfig, num_positions: int, device: torch.device, dtype: torch.dtype) -> RopeTable:
+def rope_table(
+    config: TransformerConfig, num_positions: int, device: torch.device, dtype: torch.dtype
+) -> RopeTable:
     """Angles in float32, then cast: the reference casts cos and sin before it rotates (spec 8).
 
     The talker's three-stream MRoPE always gets three equal positions, which is plain rotary (spec 2.2).
@@ -54,7 +56,9 @@ class DecoderLayer(nn.Module):
         self.k_norm = frozen(reader.take(f"{attention}.k_norm.weight", config.head_dim))
         self.o_proj = frozen(reader.take(f"{attention}.o_proj.weight", width, q_rows))
         self.mlp_norm = frozen(reader.take(f"{prefix}.post_attention_layernorm.weight", width))
-        self.gate_up = frozen(reader.concat({f"{mlp}.gate_proj.weight": inner, f"{mlp}.up_proj.weight": inner}, width))
+        self.gate_up = frozen(
+            reader.concat({f"{mlp}.gate_proj.weight": inner, f"{mlp}.up_proj.weight": inner}, width)
+        )
         self.down = frozen(reader.take(f"{mlp}.down_proj.weight", width, inner))
 
     def forward(self, hidden: Tensor, ops: Ops, rope: RopeTable, layout: Layout, kv: LayerKV) -> Tensor:

@@ -18,7 +18,7 @@ from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.model.code_predictor import CodePredictor
 from qwen3tts_core.model.layers import DecoderLayer, frozen, rope_table
 from qwen3tts_core.model.weights import SafetensorsFolder, TensorSource, WeightReader
-from qwen3tts_core.ops.interface import Layout, LayerKV, Ops
+from qwen3tts_core.ops.interface import LayerKV, Layout, Ops
 from qwen3tts_core.types import NO_ID, PrefillPlan, ReferenceVoice
 
 _FOLD_ROWS = 8192  # text rows projected at once: bounds the start's peak memory
@@ -31,21 +31,34 @@ class Talker(nn.Module):
     D]: every text id enters through both, so a prompt row or a trailing row is a single gather.
     """
 
-    def __init__(self, source: TensorSource, config: CheckpointConfig, *, num_positions: int, ops: Ops,
-                 device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        config: CheckpointConfig,
+        *,
+        num_positions: int,
+        ops: Ops,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__()
         self.config = config
         self.ops = ops
         talker = config.talker
         transformer = talker.transformer
         width = transformer.hidden_size
-        reader = WeightReader(source, owned="talker.", elsewhere=("speaker_encoder.",), device=device, dtype=dtype)
+        reader = WeightReader(
+            source, owned="talker.", elsewhere=("speaker_encoder.",), device=device, dtype=dtype
+        )
         self.text_table = frozen(_fold_text_table(reader, config))
         self.codec_embedding = frozen(reader.take("model.codec_embedding.weight", talker.vocab_size, width))
         codebook_size = config.code_predictor.codebook_size
         self.group_embeddings = frozen(
             reader.stack(
-                [f"code_predictor.model.codec_embedding.{g}.weight" for g in range(talker.num_code_groups - 1)],
+                [
+                    f"code_predictor.model.codec_embedding.{g}.weight"
+                    for g in range(talker.num_code_groups - 1)
+                ],
                 codebook_size,
                 width,
             )
@@ -108,7 +121,9 @@ class Talker(nn.Module):
     def _x_vector(self, reference: ReferenceVoice) -> Tensor:
         vector = np.frombuffer(reference.x_vector, dtype="<f4")
         if len(vector) != self.width:
-            raise InvalidRequest(f"the voice has {len(vector)} values, this checkpoint takes {self.width}", "voice")
+            raise InvalidRequest(
+                f"the voice has {len(vector)} values, this checkpoint takes {self.width}", "voice"
+            )
         return torch.from_numpy(vector.copy()).to(self.device, self.dtype)
 
     def reference_codes(self, reference: ReferenceVoice) -> Tensor:
@@ -147,7 +162,9 @@ def open_talker(
     Raises CheckpointMismatch listing every tensor that is missing, misshapen or left over.
     """
     source = SafetensorsFolder(checkpoint)
-    return Talker(source, config, num_positions=num_positions, ops=ops, device=torch.device(device), dtype=dtype)
+    return Talker(
+        source, config, num_positions=num_positions, ops=ops, device=torch.device(device), dtype=dtype
+    )
 
 
 def _fold_text_table(reader: WeightReader, config: CheckpointConfig) -> Tensor:

@@ -73,7 +73,8 @@ class SafetensorsFolder:
 
     def read(self, name: str, device: torch.device) -> Tensor:
         with safe_open(self._home[name], framework="pt", device=str(device)) as handle:
-            return handle.get_tensor(name)
+            tensor: Tensor = handle.get_tensor(name)
+            return tensor
 
 
 class ShapesOnly:
@@ -86,7 +87,7 @@ class ShapesOnly:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str, device: torch.device) -> Tensor:  # noqa: ARG002
+    def read(self, name: str, device: torch.device) -> Tensor:
         return torch.empty(self._shapes[name], device="meta")
 
 

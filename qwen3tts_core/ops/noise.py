@@ -48,9 +48,7 @@ def uniform_from_words(words: Tensor) -> Tensor:
     return ((words >> 9).to(torch.float32) + 0.5) * 2.0**-23
 
 
-def gumbel(
-    seed: Tensor, piece: Tensor, frame: Tensor, groups: range, num_ids: int
-) -> Tensor:
+def gumbel(seed: Tensor, piece: Tensor, frame: Tensor, groups: range, num_ids: int) -> Tensor:
     """Noise for every row, group and id. seed, piece, frame: [B] int64 -> [B, len(groups), num_ids]."""
     quads = -(-num_ids // 4)
     device = seed.device

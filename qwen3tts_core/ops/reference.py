@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from qwen3tts_core.ops.interface import (
     DecodeLayout,
     DrawRows,
     FrameNoise,
     Launch,
-    Layout,
     LayerKV,
+    Layout,
     NoiseKey,
     PendingTransfer,
     PrefillLayout,
@@ -51,17 +51,17 @@ class ReferenceOps:
         return normed.to(x.dtype) * weight
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        return F.linear(self.rms_norm(x, norm_weight, eps), weight)
+        return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
+        return functional.linear(x, weight)
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return residual + F.linear(x, weight)
+        return residual + functional.linear(x, weight)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return functional.silu(gate) * up
 
     def rotate_and_write(
         self,
@@ -76,7 +76,7 @@ class ReferenceOps:
         num_kv_heads, head_dim = kv.key.shape[-2:]
         heads = qkv.view(len(qkv), -1, head_dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
-        q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         cos, sin = rope.cos[layout.positions][:, None], rope.sin[layout.positions][:, None]
         k = _rotate(self.rms_norm(k, k_norm, eps), cos, sin)
         kv.key.view(-1, num_kv_heads, head_dim)[layout.write_index] = k
@@ -161,7 +161,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- the other two seams, on CPU
-def run_eagerly(fn: Launch, name: str) -> Launch:  # noqa: ARG001 - the name is for captures
+def run_eagerly(fn: Launch, name: str) -> Launch:
     """`Capture` without a graph: the function itself."""
     return fn
 

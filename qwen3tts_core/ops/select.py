@@ -29,7 +29,11 @@ class Backend:
 
 def select_backend(device: str = "auto", *, deterministic: bool = False) -> Backend:
     """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device that isn't there."""
-    chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else torch.device(device)
+    chosen = (
+        torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device == "auto"
+        else torch.device(device)
+    )
     if chosen.type == "cpu":
         logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
         return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
