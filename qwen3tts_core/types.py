@@ -7,6 +7,7 @@ A frame is one code per group, 80 ms in the published checkpoints.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -31,8 +32,10 @@ class DrawParams:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise InvalidRequest(f"temperature must be above 0, got {self.temperature}", "temperature")
+        if not 0 < self.temperature < math.inf:
+            raise InvalidRequest(
+                f"temperature must be above 0 and finite, got {self.temperature}", "temperature"
+            )
         if self.top_k < 0:
             raise InvalidRequest(f"top_k must be 0 (off) or more, got {self.top_k}", "top_k")
         if not 0 < self.top_p <= 1:
@@ -48,9 +51,9 @@ class Sampling:
     repetition_penalty: float = 1.05
 
     def __post_init__(self) -> None:
-        if self.repetition_penalty <= 0:
+        if not 0 < self.repetition_penalty < math.inf:
             raise InvalidRequest(
-                f"repetition_penalty must be above 0, got {self.repetition_penalty}",
+                f"repetition_penalty must be above 0 and finite, got {self.repetition_penalty}",
                 "repetition_penalty",
             )
 
@@ -121,6 +124,12 @@ class SpeechRequest:
         assert (self.reference is not None) or not needs_voice, "the plan names a reference it lacks"
 
 
+def _finish_reason(byte: int) -> FinishReason | None:
+    if byte not in _BYTE_TO_FINISH:
+        raise InvalidCodes(f"no item finishes with {byte}")
+    return _BYTE_TO_FINISH[byte]
+
+
 _FRAME_HEADER = struct.Struct("<IHBB")  # first frame, number of frames, groups, finish
 
 
@@ -154,7 +163,7 @@ class FrameBatch(NamedTuple):
             raise InvalidCodes(
                 f"{frames} frames x {groups} groups need {2 * frames * groups} bytes, got {len(codes)}"
             )
-        return cls(first, frames, groups, codes, _BYTE_TO_FINISH[finish])
+        return cls(first, frames, groups, codes, _finish_reason(finish))
 
 
 _AUDIO_HEADER = struct.Struct("<IHBBI")  # first frame, number of frames, groups, finish, PCM bytes
@@ -191,4 +200,4 @@ class AudioChunk(NamedTuple):
             raise InvalidCodes(
                 f"an audio item of {len(item)} bytes doesn't hold {num_pcm} + {2 * frames * groups}"
             )
-        return cls(first, frames, groups, item[start:end], item[end:], _BYTE_TO_FINISH[finish])
+        return cls(first, frames, groups, item[start:end], item[end:], _finish_reason(finish))
