@@ -1,6 +1,7 @@
 import json
 import pickle
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -182,7 +183,7 @@ def test_decode_buckets_reach_every_number_of_rows_up_to_the_slots(num_slots):
     assert buckets[0] == 1
     assert buckets[-1] == num_slots
     assert list(buckets) == sorted(set(buckets))
-    assert all(later <= 2 * earlier for earlier, later in zip(buckets, buckets[1:], strict=False))
+    assert all(later <= 2 * earlier for earlier, later in pairwise(buckets))
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 5000))

@@ -111,7 +111,7 @@ def test_bare_shapes_check_coverage_without_weights():
     shapes = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
     reader = WeightReader(ShapesOnly("manifest", shapes), owned="talker.", elsewhere=("speaker.",))
     assert reader.take("q.weight", 2, 4).is_meta
-    with pytest.raises(CheckpointMismatch, match="manifest: .*talker.norm.weight"):
+    with pytest.raises(CheckpointMismatch, match=r"manifest: .*talker\.norm\.weight"):
         reader.finish()
 
 
@@ -124,21 +124,21 @@ def test_a_folder_without_weights_says_so(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"not a tensor file", b"\x10\0\0\0\0\0\0\0{"])
 def test_a_damaged_file_is_named(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CheckpointMismatch, match="model.safetensors.*not a safetensors file"):
+    with pytest.raises(CheckpointMismatch, match=r"model\.safetensors.*not a safetensors file"):
         SafetensorsFolder(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}'])
 def test_a_damaged_index_is_named(tmp_path, content):
     (tmp_path / "model.safetensors.index.json").write_text(content, "utf-8")
-    with pytest.raises(CheckpointMismatch, match="index.json.*not a shard index"):
+    with pytest.raises(CheckpointMismatch, match=r"index\.json.*not a shard index"):
         SafetensorsFolder(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path):
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
-    with pytest.raises(CheckpointMismatch, match="model-00001-of-00001.safetensors is missing"):
+    with pytest.raises(CheckpointMismatch, match=r"model-00001-of-00001\.safetensors is missing"):
         SafetensorsFolder(tmp_path)
 
 

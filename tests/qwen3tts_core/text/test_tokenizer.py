@@ -90,14 +90,14 @@ def test_a_missing_or_broken_file_is_named(tmp_path, name, content):
 def test_added_tokens_that_match_in_another_way_are_refused(tmp_path):
     copy_tokenizer(tmp_path)
     edit_added_tokens(tmp_path, lambda added: added.update({"500": entry("<odd>", lstrip=True)}))
-    with pytest.raises(CheckpointMismatch, match="<odd>.*lstrip"):
+    with pytest.raises(CheckpointMismatch, match=r"<odd>.*lstrip"):
         TextTokenizer.from_checkpoint(tmp_path)
 
 
 def test_a_tokenizer_without_turn_marks_is_refused(tmp_path):
     copy_tokenizer(tmp_path)
     edit_added_tokens(tmp_path, lambda added: added.clear())
-    with pytest.raises(CheckpointMismatch, match="<|im_start|>.*<|im_end|>"):
+    with pytest.raises(CheckpointMismatch, match=r"<\|im_start\|>.*<\|im_end\|>"):
         TextTokenizer.from_checkpoint(tmp_path)
 
 
