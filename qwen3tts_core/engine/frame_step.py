@@ -57,7 +57,10 @@ def decode_frame(
     )
     rest = state.draw_rows(rows, "sub_")
     codes = talker.code_predictor(
-        hidden, first_codes, ops, lambda logits, group: ops.draw_next(logits, rest, noise, group)
+        hidden,
+        first_codes,
+        ops,
+        lambda logits, group, inputs: ops.draw_next(logits, rest, noise, group, inputs),
     )
 
     stop = active & (first_codes == config.codec_eos_id)

@@ -16,8 +16,8 @@ from qwen3tts_core.model.layers import DecoderLayer, frozen, rope_table
 from qwen3tts_core.model.weights import WeightReader
 from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, Ops
 
-Draw = Callable[[Tensor, int], Tensor]
-"""(logits [B, C], group) -> codes [B]."""
+Draw = Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor | None]]
+"""(logits [B, C], group, inputs [C, Dc]) -> codes [B] and inputs[codes] [B, Dc]; None after the last group."""
 
 
 class CodePredictor(nn.Module):
@@ -78,14 +78,15 @@ class CodePredictor(nn.Module):
         rows = torch.arange(batch, device=hidden.device)
         codes = [first_codes]
         # The hidden state and group 0 go in together: 2 B rows, each with its own context.
-        x = torch.cat([self.project(hidden), self.first_input[first_codes]])
-        layout = _scratch_layout(rows.repeat(2), rows.new_tensor([0, 1]).repeat_interleave(batch), num_groups)
+        x: Tensor | None = torch.cat([self.project(hidden), self.first_input[first_codes]])
+        first_two = rows.new_tensor([0, 1]).repeat_interleave(batch)
+        layout = _scratch_layout(rows.repeat(2), first_two, num_groups, rows_share_pages=True)
         for group in range(1, num_groups):
+            assert x is not None
             logits = self._step(x, layout, scratch, ops, group)[-batch:]
-            codes.append(draw(logits, group))
-            if group < num_groups - 1:
-                x = self.next_inputs[group - 1][codes[-1]]
-                layout = _scratch_layout(rows, torch.full_like(rows, group + 1), num_groups)
+            drawn, x = draw(logits, group, self.next_inputs[group - 1] if group < num_groups - 1 else None)
+            codes.append(drawn)
+            layout = _scratch_layout(rows, torch.full_like(rows, group + 1), num_groups)
         return torch.stack(codes, dim=1)
 
     def _step(self, x: Tensor, layout: DecodeLayout, scratch: list[LayerKV], ops: Ops, group: int) -> Tensor:
@@ -99,6 +100,8 @@ class CodePredictor(nn.Module):
         return [LayerKV(like.new_empty(shape), like.new_empty(shape)) for _ in self.layers]
 
 
-def _scratch_layout(rows: Tensor, positions: Tensor, page_size: int) -> DecodeLayout:
+def _scratch_layout(
+    rows: Tensor, positions: Tensor, page_size: int, *, rows_share_pages: bool = False
+) -> DecodeLayout:
     """Row i's page is page `rows[i]` of the scratch."""
-    return DecodeLayout(positions, rows * page_size + positions, rows[:, None])
+    return DecodeLayout(positions, rows * page_size + positions, rows[:, None], rows_share_pages)

@@ -64,7 +64,7 @@ class DecoderLayer(nn.Module):
     def forward(self, hidden: Tensor, ops: Ops, rope: RopeTable, layout: Layout, kv: LayerKV) -> Tensor:
         """[N, D] -> [N, D]; writes the rows' keys and values into `kv`."""
         qkv = ops.norm_linear(hidden, self.input_norm, self.eps, self.qkv)
-        q = ops.rotate_and_write(qkv, self.q_norm, self.k_norm, self.eps, rope, layout, kv)
-        hidden = ops.linear_add(ops.paged_attention(q, kv, layout), self.o_proj, hidden)
-        gate_up = ops.norm_linear(hidden, self.mlp_norm, self.eps, self.gate_up)
-        return ops.linear_add(ops.silu_mul(gate_up), self.down, hidden)
+        attended = ops.attention(qkv, self.q_norm, self.k_norm, self.eps, rope, layout, kv)
+        hidden = ops.linear_add(attended, self.o_proj, hidden)
+        gated = ops.norm_gate_up(hidden, self.mlp_norm, self.eps, self.gate_up)
+        return ops.linear_add(gated, self.down, hidden)

@@ -41,12 +41,14 @@ class DecodeLayout:
     """One new position per row; each row attends to its own positions up to and with it.
 
     positions: [B] int64. write_index: [B] int64, flat place in the cache (page * page_size +
-    offset). page_table: [B, P] int64.
+    offset). page_table: [B, P] int64. rows_share_pages: some row attends to what another row of
+    this very step writes, so every write comes before the first read.
     """
 
     positions: Tensor
     write_index: Tensor
     page_table: Tensor
+    rows_share_pages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,11 @@ class Ops(Protocol):
         """residual + x @ weight.T."""
         ...
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[N, 2 I], gate first -> silu(gate) * up, [N, I]."""
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up of the normed rows. gate_up: [2 I, D], gate first. [N, D] -> [N, I]."""
         ...
 
-    def rotate_and_write(
+    def attention(
         self,
         qkv: Tensor,
         q_norm: Tensor,
@@ -140,16 +142,10 @@ class Ops(Protocol):
         layout: Layout,
         kv: LayerKV,
     ) -> Tensor:
-        """Norm and rotate q and k per head, write k and v into the cache, return q [N, H, E].
+        """Norm and rotate q and k per head, write k and v into the cache, attend.
 
-        qkv: [N, (H + 2 K) E], q first. Source: spec 2.1, 2.2.
-        """
-        ...
-
-    def paged_attention(self, q: Tensor, kv: LayerKV, layout: Layout) -> Tensor:
-        """Causal grouped-query attention, scale E ** -0.5, softmax in float32. [N, H, E] -> [N, H E].
-
-        Padding rows of a prefill come back as zeros.
+        qkv: [N, (H + 2 K) E], q first -> [N, H E]. Causal, grouped-query, scale E ** -0.5, softmax
+        in float32. Padding rows of a prefill come back as zeros. Source: spec 2.1, 2.2.
         """
         ...
 
@@ -174,8 +170,14 @@ class Ops(Protocol):
         """
         ...
 
-    def draw_next(self, logits: Tensor, draw: DrawRows, noise: FrameNoise, group: int) -> Tensor:
-        """Group 1 … G-1 of every row: cut and draw (spec 2.5). logits [B, C] -> [B]."""
+    def draw_next(
+        self, logits: Tensor, draw: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Group 1 … G-1 of every row: cut and draw (spec 2.5), then look up what the codes feed.
+
+        logits: [B, C]; inputs: [C, Dc], or None after the last group. Returns codes [B] and
+        inputs[codes] [B, Dc], or None.
+        """
         ...
 
 

@@ -59,9 +59,22 @@ class ReferenceOps:
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return residual + functional.linear(x, weight)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        gate, up = self.norm_linear(x, norm_weight, eps, gate_up).chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def attention(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        rope: RopeTable,
+        layout: Layout,
+        kv: LayerKV,
+    ) -> Tensor:
+        q = self.rotate_and_write(qkv, q_norm, k_norm, eps, rope, layout, kv)
+        return self.paged_attention(q, kv, layout)
 
     def rotate_and_write(
         self,
@@ -73,6 +86,7 @@ class ReferenceOps:
         layout: Layout,
         kv: LayerKV,
     ) -> Tensor:
+        """Norm and rotate q and k, write k and v to the layout's places; returns q [N, H, E]."""
         num_kv_heads, head_dim = kv.key.shape[-2:]
         heads = qkv.view(len(qkv), -1, head_dim)
         num_heads = heads.shape[1] - 2 * num_kv_heads
@@ -84,6 +98,7 @@ class ReferenceOps:
         return _rotate(self.rms_norm(q, q_norm, eps), cos, sin)
 
     def paged_attention(self, q: Tensor, kv: LayerKV, layout: Layout) -> Tensor:
+        """[N, H, E] -> [N, H E], over the positions that are in the cache."""
         if isinstance(layout, PrefillLayout):
             return self._prefill_attention(q, kv, layout)
         return self._decode_attention(q, kv, layout)
@@ -132,9 +147,12 @@ class ReferenceOps:
         scores = first_code_scores(logits.float(), seen, penalty, forbid_eos, allowed, eos_id)
         return draw_codes(scores, draw, noise.first)
 
-    def draw_next(self, logits: Tensor, draw: DrawRows, noise: FrameNoise, group: int) -> Tensor:
+    def draw_next(
+        self, logits: Tensor, draw: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         assert isinstance(noise, GumbelNoise)
-        return draw_codes(logits.float(), draw, noise.rest[:, group - 1])
+        codes = draw_codes(logits.float(), draw, noise.rest[:, group - 1])
+        return codes, None if inputs is None else inputs[codes]
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
