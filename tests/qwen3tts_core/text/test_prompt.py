@@ -202,9 +202,12 @@ def test_a_turn_is_tokenised_as_the_whole_template_in_one_string(text):
     assert plan.text_ids[8:-2] == whole[3:-5] == text_tokens(tokenizer, text)
 
 
-def test_leading_newlines_merge_into_the_roles_as_in_the_reference():
-    plan = build_plan(config, tokenizer, SpeechText("\n\nHello", voice="vivian"))
-    whole = tokenizer.encode_with_specials("<|im_start|>assistant\n\n\nHello<|im_end|>\n")
+def test_leading_newlines_merge_into_the_roles_as_in_the_reference(tmp_path):
+    merging = tokenizer_with_double_newline(tmp_path)
+    assert len(merging.encode("\n\n")) == 1
+    plan = build_plan(config, merging, SpeechText("\n\n\nHello", voice="vivian"))
+    whole = merging.encode_with_specials("<|im_start|>assistant\n\n\n\nHello<|im_end|>\n")
+    assert plan.text_ids[2] == merging.encode("\n\n")[0]
     assert (*plan.text_ids[:3], *plan.text_ids[8:-2]) == whole[:-2]
 
 
@@ -333,3 +336,16 @@ def test_a_tokenizer_that_cannot_cut_the_role_is_refused(tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\n", "utf-8")
     with pytest.raises(CheckpointMismatch, match="assistant"):
         check_tokenizer(config, TextTokenizer.from_checkpoint(tmp_path))
+
+
+def tokenizer_with_double_newline(folder):
+    """The full vocabulary has a token for two newlines, the tiny one doesn't."""
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        (folder / name).write_text((FOLDERS["base"] / name).read_text("utf-8"), "utf-8")
+    newline = "\u010a"  # how byte-level files spell it
+    vocab = json.loads((folder / "vocab.json").read_text("utf-8"))
+    vocab[newline * 2] = 1000
+    (folder / "vocab.json").write_text(json.dumps(vocab), "utf-8")
+    with (folder / "merges.txt").open("a", encoding="utf-8") as merges:
+        merges.write(f"{newline} {newline}\n")
+    return TextTokenizer.from_checkpoint(folder)
