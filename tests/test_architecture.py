@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 PURE = (  # arithmetic and plain values: must start at once, without torch
+    "qwen3tts_core.audio.clip",
     "qwen3tts_core.config",
+    "qwen3tts_core.engine.memo",
     "qwen3tts_core.engine.outbox",
     "qwen3tts_core.errors",
     "qwen3tts_core.streaming.chunk_ramp",
