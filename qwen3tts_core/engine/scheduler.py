@@ -98,8 +98,7 @@ class Scheduler:
 
     def enqueue(self, request: SpeechRequest) -> None:
         """Raises Overloaded when every slot is taken and the queue is full."""
-        free_now = len(self._free_slots) - len(self._waiting)
-        if free_now <= 0 and len(self._waiting) - len(self._free_slots) >= self.config.max_queued:
+        if len(self._waiting) - len(self._free_slots) >= self.config.max_queued:
             raise Overloaded(f"{self.config.num_slots} streams are running and {len(self._waiting)} wait")
         self._waiting.append(request)
 
