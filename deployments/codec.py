@@ -1,0 +1,154 @@
+"""The Codec deployment: pulls a request's frames from a Talker, owns one CodecEngine, yields PCM.
+
+    Talker.generate ──frames──> _feed ──submit──> CodecEngine ──outbox──> decode ──PCM──> caller
+
+The two ends don't wait for each other: frames are taken as they come, also while nobody takes the
+PCM. Both ends, the codec row and the Talker's stream belong to the one generator `decode`; however
+it ends, its `finally` gives everything back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from deployments.handles import StartStream, Transport, bind_stream, root_cause
+from deployments.logs import send_logs_to_stderr
+from qwen3tts_core.config import CodecEngineConfig
+from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
+from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.types import AudioChunk, FrameBatch, ReferenceVoice, SpeechRequest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSettings:
+    """What a replica needs to open its engine. checkpoint: a local folder or a hub id."""
+
+    checkpoint: str
+    engine: CodecEngineConfig
+    device: str
+    dtype: str
+
+
+class CodecEngineLike(Protocol):
+    """The engine as this deployment sees it; tests bring their own."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def open(self, request_id: str, reference: ReferenceVoice | None = None) -> None: ...
+
+    def submit(self, request_id: str, frames: FrameBatch) -> None: ...
+
+    def close(self, request_id: str) -> None: ...
+
+    def check_health(self) -> None: ...
+
+    def stats(self) -> DataclassInstance: ...
+
+
+OpenCodec = Callable[[CodecSettings, Outbox[AudioChunk]], CodecEngineLike]
+
+
+def open_engine(settings: CodecSettings, outbox: Outbox[AudioChunk]) -> CodecEngineLike:
+    """Load the weights and warm up; returns when the engine can decode."""
+    # Slow to import (torch), and needed in this deployment's replicas alone.
+    from qwen3tts_core.engine.codec_engine import open_codec_engine
+    from qwen3tts_core.model.checkpoint import resolve_checkpoint
+
+    path = resolve_checkpoint(settings.checkpoint)
+    return open_codec_engine(
+        path, config=settings.engine, outbox=outbox, device=settings.device, dtype=settings.dtype
+    )
+
+
+class Codec:
+    """Frames in, PCM out. Ready when its constructor returns."""
+
+    def __init__(
+        self,
+        settings: CodecSettings,
+        talker: Any,
+        talker_transport: Transport,
+        open_engine: OpenCodec = open_engine,
+    ) -> None:
+        send_logs_to_stderr()
+        self._start_talker: StartStream = bind_stream(talker, "generate", talker_transport)
+        self._outbox: AsyncOutbox[AudioChunk] = AsyncOutbox(asyncio.get_running_loop())
+        self._engine = open_engine(settings, self._outbox)
+        self._engine.start()
+        logger.info("codec ready: %s, frames by %s", settings, talker_transport)
+
+    async def decode(self, request: SpeechRequest) -> AsyncIterator[bytes]:
+        """Yield the request's audio, each item `AudioChunk.to_bytes()`; the last has a finish.
+
+        Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
+        """
+        with self._outbox.stream(request.request_id) as audio:
+            feeding: asyncio.Task[None] | None = None
+            try:
+                self._engine.open(request.request_id, request.reference)
+                feeding = asyncio.create_task(self._feed(request))
+                async for chunk in audio:
+                    yield chunk.to_bytes()
+                    if chunk.finish is not None:
+                        return
+            finally:
+                self._engine.close(request.request_id)
+                if feeding is not None:
+                    feeding.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await feeding
+
+    async def _feed(self, request: SpeechRequest) -> None:
+        """Pass the Talker's frames to the engine; an error goes to the reader of the audio."""
+        frames = self._start_talker(request)
+        is_whole = False
+        try:
+            async for item in frames:
+                batch = FrameBatch.from_bytes(item)
+                self._engine.submit(request.request_id, batch)
+                if batch.finish is not None:
+                    is_whole = True
+                    return
+            raise EngineFault("the talker's stream ended without a finish")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the reader must hear it
+            self._outbox.put(request.request_id, _as_exception(root_cause(error)))
+            self._outbox.flush()
+        finally:
+            if not is_whole:
+                frames.cancel()
+
+    def check_health(self) -> None:
+        """Called by Serve: raises EngineFault when the engine's thread is dead or stuck."""
+        self._engine.check_health()
+
+    async def ready(self) -> bool:
+        """Called by the ingress; raises as `check_health` does."""
+        self._engine.check_health()
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts of the engine, with the process id: for tests and operators."""
+        return {"pid": os.getpid(), **dataclasses.asdict(self._engine.stats())}
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)  # absent when opening it failed
+        if engine is not None:
+            engine.stop()
+
+
+def _as_exception(error: BaseException) -> Exception:
+    return error if isinstance(error, Exception) else EngineFault(f"the talker's stream broke: {error!r}")

@@ -1,0 +1,151 @@
+"""A parsed body to a SpeechRequest: names to ids, text to a prompt, limits, sampling.
+
+Small enough to run in the ingress: ids leave here, embeddings are looked up where the weights are.
+Knows the checkpoint's JSON and tokenizer; nothing of HTTP, of Ray, or of tensors.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.schemas import SpeechBody
+from qwen3tts_core.config import CheckpointConfig
+from qwen3tts_core.errors import InvalidRequest, UnknownModel
+from qwen3tts_core.text.limits import frame_limit
+from qwen3tts_core.text.prompt import (
+    SpeechText,
+    TextLayout,
+    build_plan,
+    check_speech,
+    check_tokenizer,
+    text_tokens,
+)
+from qwen3tts_core.text.tokenizer import TextTokenizer
+from qwen3tts_core.text.voices import list_languages, list_speakers
+from qwen3tts_core.types import DrawParams, Sampling, SpeechRequest
+
+_LOWEST_TEMPERATURE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSpeech:
+    """request: for the Talker. voice: the speaker's name, or "". num_text_tokens: of the input alone."""
+
+    request: SpeechRequest
+    voice: str
+    num_text_tokens: int
+
+
+class Frontend:
+    """One checkpoint's text side. max_positions: prompt rows + frames the talker holds for a request."""
+
+    def __init__(
+        self, config: CheckpointConfig, tokenizer: TextTokenizer, *, model_name: str, max_positions: int
+    ) -> None:
+        check_tokenizer(config, tokenizer)
+        self.config = config
+        self.model_name = model_name
+        self._tokenizer = tokenizer
+        self._max_positions = max_positions
+
+    @classmethod
+    def from_checkpoint(cls, folder: Path, *, model_name: str, max_positions: int) -> Frontend:
+        """Raises CheckpointMismatch."""
+        config = CheckpointConfig.from_checkpoint(folder)
+        tokenizer = TextTokenizer.from_checkpoint(folder)
+        return cls(config, tokenizer, model_name=model_name, max_positions=max_positions)
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return list_speakers(self.config) if self.config.model_type == "custom_voice" else ()
+
+    @property
+    def default_voice(self) -> str:
+        """The checkpoint's first speaker; "" where it has none."""
+        return next(iter(self.voices), "")
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        return list_languages(self.config)
+
+    def prepare(self, body: SpeechBody) -> PreparedSpeech:
+        """Raises InvalidRequest and its kinds; nothing has been started by then."""
+        if body.model is not None and body.model != self.model_name:
+            raise UnknownModel(body.model, (self.model_name,))
+        speech = SpeechText(
+            text=body.input,
+            voice=body.voice or body.speaker or self.default_voice,
+            language=body.language,
+            instructions=body.instructions,
+            layout=_layout(body.non_streaming_mode),
+        )
+        check_speech(self.config, speech)
+        num_text_tokens = len(text_tokens(self._tokenizer, speech.text))
+        plan = build_plan(self.config, self._tokenizer, speech)
+        max_frames = frame_limit(
+            self.config,
+            num_text_tokens=num_text_tokens,
+            num_rows=plan.num_rows,
+            max_positions=self._max_positions,
+            max_new_tokens=body.max_new_tokens,
+        )
+        request = SpeechRequest(
+            request_id=uuid.uuid4().hex,  # never the client's own id: two requests may share that
+            plan=plan,
+            sampling=_sampling(body, self.config.sampling),
+            seed=secrets.randbits(63) if body.seed is None else body.seed,
+            max_frames=max_frames,
+        )
+        return PreparedSpeech(request, (speech.voice or "").lower(), num_text_tokens)
+
+
+def _layout(non_streaming_mode: bool | None) -> TextLayout | None:
+    if non_streaming_mode is None:
+        return None
+    return "full" if non_streaming_mode else "streaming"
+
+
+def _sampling(body: SpeechBody, default: Sampling) -> Sampling:
+    """The checkpoint's own settings, overridden field by field."""
+    return Sampling(
+        talker=_draw(default.talker, "", body.do_sample, body.temperature, body.top_k, body.top_p),
+        subtalker=_draw(
+            default.subtalker,
+            "subtalker_",
+            body.subtalker_dosample,
+            body.subtalker_temperature,
+            body.subtalker_top_k,
+            body.subtalker_top_p,
+        ),
+        repetition_penalty=(
+            default.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
+    )
+
+
+def _draw(
+    default: DrawParams,
+    prefix: str,
+    do_sample: bool | None,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+) -> DrawParams:
+    """Temperature 0 is greedy, whatever `do_sample` says."""
+    do_sample = default.do_sample if do_sample is None else do_sample
+    if temperature == 0:
+        do_sample, temperature = False, None
+    if temperature is not None and temperature < _LOWEST_TEMPERATURE:
+        raise InvalidRequest(
+            f"{prefix}temperature must be 0 (greedy) or from {_LOWEST_TEMPERATURE} to 10, got {temperature}",
+            f"{prefix}temperature",
+        )
+    return DrawParams(
+        do_sample=do_sample,
+        temperature=default.temperature if temperature is None else temperature,
+        top_k=default.top_k if top_k is None else top_k,
+        top_p=default.top_p if top_p is None else top_p,
+    )

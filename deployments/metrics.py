@@ -1,0 +1,101 @@
+"""What one request cost and how it ended: names and units of what we report.
+
+ttfa_s   accepted -> first audio byte written, seconds (a whole body: its first and only write)
+audio_s  seconds of audio sent
+rtf      accepted -> end, per second of audio; below 1 keeps up with playback
+outcome  ok | rejected (the caller's fault) | refused (overload) | cancelled (the caller left) | failed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Literal
+
+from deployments.http_errors import describe
+from qwen3tts_core.types import AudioChunk, FinishReason
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["ok", "rejected", "refused", "cancelled", "failed"]
+
+
+class RequestRecord:
+    """Counts one request from `with` to its end, then logs one JSON line, whatever the end was."""
+
+    def __init__(
+        self, client_request_id: str, samples_per_second: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._clock = clock
+        self._samples_per_second = samples_per_second
+        self._accepted_at = clock()
+        self._fields: dict[str, Any] = {"request_id": client_request_id}
+        self.num_frames = 0
+        self.num_chunks = 0
+        self._num_samples = 0
+        self._ttfa_s: float | None = None
+        self.finish: FinishReason | None = None
+
+    def note(self, **fields: Any) -> None:
+        """Add what is known of the request to its line."""
+        self._fields.update(fields)
+
+    def add(self, chunk: AudioChunk) -> None:
+        self.num_frames += chunk.num_frames
+        self.num_chunks += bool(chunk.num_frames)
+        self._num_samples += len(chunk.pcm) // 2
+        self.finish = chunk.finish
+
+    def wrote_audio(self) -> None:
+        """Call after each write that held audio."""
+        if self._ttfa_s is None:
+            self._ttfa_s = self._clock() - self._accepted_at
+
+    @property
+    def audio_s(self) -> float:
+        return self._num_samples / self._samples_per_second
+
+    def __enter__(self) -> RequestRecord:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        elapsed_s = self._clock() - self._accepted_at
+        outcome, status = _outcome(error)
+        if self._ttfa_s is not None:
+            status = 200  # long since sent
+        line = {
+            **self._fields,
+            "outcome": outcome,
+            "status": status,
+            "finish": self.finish,
+            "frames": self.num_frames,
+            "chunks": self.num_chunks,
+            "ttfa_s": _rounded(self._ttfa_s),
+            "audio_s": _rounded(self.audio_s),
+            "rtf": _rounded(elapsed_s / self.audio_s if self._num_samples else None),
+        }
+        if outcome == "failed":
+            line["error"] = repr(error)
+        logger.info("request %s", json.dumps(line, ensure_ascii=False))
+
+
+def _outcome(error: BaseException | None) -> tuple[Outcome, int | None]:
+    """With the status that the client gets, if nothing was sent so far."""
+    if error is None:
+        return "ok", 200
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled", None
+    status = describe(error).status
+    if status == 503:
+        return "refused", status
+    return ("rejected" if status < 500 else "failed"), status
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,115 @@
+"""HTTP bodies: what a client may send, in strict JSON types, and how a refusal is worded.
+
+`null` is the same as leaving the field out. Nothing is coerced: "false" is no boolean, true is no
+number. Which names and sizes the loaded checkpoint accepts is decided later, in `frontend.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.audio_formats import AudioFormat
+from qwen3tts_core.errors import InvalidRequest
+
+_INT64 = 2**63
+
+Temperature = Annotated[float, Field(ge=0, le=10)]
+TopK = Annotated[int, Field(ge=0, le=1_000_000)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class SpeechBody(BaseModel):
+    """Body of `POST /v1/audio/speech`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    model: Name | None = Field(None, description="A name of /v1/models; absent means the served one.")
+    input: str = Field(description="The text to speak.")
+    voice: Name | None = Field(None, description="A name of /v1/audio/voices; absent means its default.")
+    speaker: Name | None = Field(None, description="An alias of `voice`.")
+    instructions: str | None = Field(None, description="How to speak, where the checkpoint takes it.")
+    language: Name | None = Field(None, description="A language of /v1/audio/voices; absent means Auto.")
+    response_format: AudioFormat | None = Field(None, description="wav (default), or pcm: mono PCM16 LE.")
+    stream: bool | None = Field(None, description="Send audio as it is made; default false.")
+    stream_format: Literal["audio", "sse"] | None = Field(
+        None, description="audio (default): the bytes themselves; sse: server-sent events, streamed."
+    )
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
+        None, description="Same seed, same request: same codes. Absent: random, see X-Seed."
+    )
+    do_sample: bool | None = Field(None, description="false: the likeliest code of group 0, always.")
+    temperature: Temperature | None = Field(None, description="Of group 0; 0 is the same as do_sample false.")
+    top_k: TopK | None = Field(None, description="0 is off.")
+    top_p: TopP | None = Field(None, description="1 is off.")
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = Field(None, description="1 is off.")
+    subtalker_dosample: bool | None = Field(None, description="As do_sample, for the other code groups.")
+    subtalker_temperature: Temperature | None = Field(None, description="As temperature, for those.")
+    subtalker_top_k: TopK | None = Field(None, description="As top_k, for those.")
+    subtalker_top_p: TopP | None = Field(None, description="As top_p, for those.")
+    max_new_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="The most frames (80 ms each) returned; absent: a limit that grows with the text."
+    )
+    non_streaming_mode: bool | None = Field(
+        None, description="true: the whole text is in the prompt; false: it follows frame by frame."
+    )
+
+    @property
+    def is_streaming(self) -> bool:
+        return bool(self.stream) or self.stream_format == "sse"
+
+
+def parse_speech_body(raw: bytes) -> SpeechBody:
+    """Raises InvalidRequest that names the field and what it accepts."""
+    try:
+        body = SpeechBody.model_validate_json(raw)
+    except ValidationError as error:
+        raise _as_invalid_request(error) from None
+    if body.voice is not None and body.speaker is not None and body.voice != body.speaker:
+        raise InvalidRequest(
+            f"voice and speaker mean the same and differ: {body.voice!r}, {body.speaker!r}", "speaker"
+        )
+    if body.stream is False and body.stream_format == "sse":
+        raise InvalidRequest("stream_format sse needs stream true, got false", "stream_format")
+    return body
+
+
+def accepted_fields() -> tuple[str, ...]:
+    return tuple(SpeechBody.model_fields)
+
+
+_NOUNS = {
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+}
+
+
+def _as_invalid_request(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    kind, context = first["type"], first.get("ctx", {})
+    if not first["loc"]:
+        if kind == "json_invalid":
+            return InvalidRequest(f"the body is not valid JSON: {context['error']}")
+        return InvalidRequest(f"the body must be a JSON object, got {_shown(first['input'])}")
+    field = str(first["loc"][0])
+    got = _shown(first["input"])
+    if kind == "extra_forbidden":
+        return InvalidRequest(f"unknown field {field!r}; accepted: {', '.join(accepted_fields())}", field)
+    if kind == "missing":
+        return InvalidRequest(f"{field} is required", field)
+    if kind == "literal_error":
+        return InvalidRequest(f"{field} must be {context['expected']}, got {got}", field)
+    if kind in _NOUNS:
+        return InvalidRequest(f"{field} must be {_NOUNS[kind]}, got {got}", field)
+    return InvalidRequest(f"{field}: {first['msg']}, got {got}", field)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,200 @@
+"""One call of `POST /v1/audio/speech`, from its body to its last byte.
+
+    read, parse, prepare ──> start the chain ──> first chunk ──> 200 ──> the rest
+    └──────────── an error is still a status ──────────────┘    └─ an error cuts the body
+
+Nothing is answered before the first chunk is here. What was started is freed where it was started,
+by the same `async with`, whether the call ends, fails, or is cancelled because the client left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.audio_formats import (
+    MEDIA_TYPES,
+    SSE_MEDIA_TYPE,
+    AudioFormat,
+    header_for,
+    sse_delta,
+    sse_event,
+)
+from deployments.frontend import Frontend, PreparedSpeech
+from deployments.handles import ItemStream, StartStream
+from deployments.http_errors import describe
+from deployments.metrics import RequestRecord
+from deployments.schemas import SpeechBody, parse_speech_body
+from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.types import AudioChunk, SpeechRequest
+
+MAX_BODY_BYTES = 1 << 20
+_JSON_TYPES = ("application/json", "text/json")
+
+
+class SpeechParts(NamedTuple):
+    """What every call needs; made once per replica."""
+
+    frontend: Frontend
+    start_codec: StartStream
+
+
+class SpeechCall(Response):
+    """A response that does its work as it is sent, so that one function owns the request's life."""
+
+    def __init__(self, parts: SpeechParts, request: Request, request_id: str) -> None:
+        super().__init__()
+        self._frontend, self._start_codec = parts
+        self._request = request
+        self._request_id = request_id
+        self._codec = parts.frontend.config.codec
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with RequestRecord(self._request_id, self._codec.sample_rate_hz) as record:
+            body = parse_speech_body(await _read_json(self._request))
+            prepared = self._frontend.prepare(body)
+            record.note(
+                engine_request_id=prepared.request.request_id,
+                model=self._frontend.model_name,
+                voice=prepared.voice,
+                seed=prepared.request.seed,
+                text_tokens=prepared.num_text_tokens,
+                streamed=body.is_streaming,
+            )
+            async with aclosing(self._chunks(prepared.request, record)) as chunks:
+                first = await anext(chunks)
+                headers = self._speech_headers(body, prepared)
+                if body.is_streaming:
+                    await _start(send, headers)
+                    await self._send_stream(send, body, prepared, record, _prepend(first, chunks))
+                else:
+                    pcm = b"".join([first.pcm, *[chunk.pcm async for chunk in chunks]])
+                    await self._send_whole(send, body, headers, record, pcm)
+
+    # ------------------------------------------------------------ audio
+    async def _chunks(
+        self, request: SpeechRequest, record: RequestRecord
+    ) -> AsyncGenerator[AudioChunk, None]:
+        """The chain's audio, checked: frames in order, none missing, an end that says why."""
+        stream: ItemStream = self._start_codec(request)
+        try:
+            async for item in stream:
+                chunk = AudioChunk.from_bytes(item)
+                self._check(chunk, record.num_frames)
+                record.add(chunk)
+                yield chunk
+                if chunk.finish is not None:
+                    return
+            raise EngineFault("the codec's stream ended without a finish")
+        finally:
+            if record.finish is None:
+                stream.cancel()
+
+    def _check(self, chunk: AudioChunk, next_frame: int) -> None:
+        num_bytes = 2 * chunk.num_frames * self._codec.samples_per_frame
+        if chunk.first_frame != next_frame or len(chunk.pcm) != num_bytes:
+            raise EngineFault(
+                f"expected frame {next_frame} next with {num_bytes} bytes of PCM, "
+                f"got frame {chunk.first_frame} with {len(chunk.pcm)}"
+            )
+
+    # ------------------------------------------------------------ bytes
+    async def _send_whole(
+        self, send: Send, body: SpeechBody, headers: dict[str, str], record: RequestRecord, pcm: bytes
+    ) -> None:
+        content = header_for(_format(body), self._codec.sample_rate_hz, len(pcm) // 2) + pcm
+        headers["content-length"] = str(len(content))
+        headers["x-finish-reason"] = str(record.finish)
+        headers["x-num-frames"] = str(record.num_frames)
+        headers["x-audio-seconds"] = f"{record.audio_s:.2f}"
+        await _start(send, headers)
+        await send({"type": "http.response.body", "body": content})
+        record.wrote_audio()
+
+    async def _send_stream(
+        self,
+        send: Send,
+        body: SpeechBody,
+        prepared: PreparedSpeech,
+        record: RequestRecord,
+        chunks: AsyncIterator[AudioChunk],
+    ) -> None:
+        is_sse = body.stream_format == "sse"
+        header = header_for(_format(body), self._codec.sample_rate_hz, None)
+        try:
+            async for chunk in chunks:
+                if not chunk.pcm:
+                    continue
+                audio, header = header + chunk.pcm, b""
+                await _send_part(send, sse_delta(audio) if is_sse else audio)
+                record.wrote_audio()
+        except Exception as error:
+            if is_sse:  # a raw body can only be cut; here there is a word for it
+                await _send_part(send, sse_event("speech.audio.error", {"error": describe(error).error}))
+            raise
+        if is_sse:
+            await _send_part(send, sse_event("speech.audio.done", _done_fields(prepared, record)))
+        await send({"type": "http.response.body", "body": b""})
+
+    def _speech_headers(self, body: SpeechBody, prepared: PreparedSpeech) -> dict[str, str]:
+        is_sse = body.stream_format == "sse"
+        headers = {
+            "content-type": SSE_MEDIA_TYPE if is_sse else MEDIA_TYPES[_format(body)],
+            "x-seed": str(prepared.request.seed),
+            "x-sample-rate-hz": str(self._codec.sample_rate_hz),
+        }
+        if body.is_streaming:
+            headers["cache-control"] = "no-store"
+            headers["x-accel-buffering"] = "no"  # proxies must pass chunks on as they come
+        return headers
+
+
+def _format(body: SpeechBody) -> AudioFormat:
+    return body.response_format or "wav"
+
+
+def _done_fields(prepared: PreparedSpeech, record: RequestRecord) -> dict[str, object]:
+    num_in, num_out = prepared.num_text_tokens, record.num_frames
+    return {
+        "finish_reason": record.finish,
+        "usage": {"input_tokens": num_in, "output_tokens": num_out, "total_tokens": num_in + num_out},
+        "num_frames": num_out,
+        "audio_seconds": round(record.audio_s, 4),
+        "seed": prepared.request.seed,
+    }
+
+
+async def _prepend(first: AudioChunk, rest: AsyncIterator[AudioChunk]) -> AsyncIterator[AudioChunk]:
+    yield first
+    async for chunk in rest:
+        yield chunk
+
+
+async def _read_json(request: Request) -> bytes:
+    """The raw body. Raises HTTPException 415 for another content type, 413 for a body too large."""
+    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type not in _JSON_TYPES:
+        raise HTTPException(415, f"content-type must be application/json, got {content_type}")
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, f"the body is larger than the limit, {MAX_BODY_BYTES:,} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _start(send: Send, headers: dict[str, str]) -> None:
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": raw})
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})

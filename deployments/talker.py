@@ -1,0 +1,118 @@
+"""The Talker deployment: owns one TalkerEngine and forwards its frames.
+
+A request is one streaming call. Whoever ends the call, by its end, by leaving or by an error, frees
+the slot: nothing here outlives the generator. Knows nothing of text, audio or HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from deployments.logs import send_logs_to_stderr
+from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
+from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
+from qwen3tts_core.types import FrameBatch, SpeechRequest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerSettings:
+    """What a replica needs to open its engine. checkpoint: a local folder or a hub id."""
+
+    checkpoint: str
+    engine: TalkerEngineConfig
+    ramp: ChunkRamp
+    device: str
+    dtype: str
+
+
+class TalkerEngineLike(Protocol):
+    """The engine as this deployment sees it; tests bring their own."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def submit(self, request: SpeechRequest) -> None: ...
+
+    def cancel(self, request_id: str) -> None: ...
+
+    def check_health(self) -> None: ...
+
+    def stats(self) -> DataclassInstance: ...
+
+
+OpenTalker = Callable[[TalkerSettings, Outbox[FrameBatch]], TalkerEngineLike]
+
+
+def open_engine(settings: TalkerSettings, outbox: Outbox[FrameBatch]) -> TalkerEngineLike:
+    """Load the weights and warm up; returns when the engine can speak."""
+    # Slow to import (torch), and needed in this deployment's replicas alone.
+    from qwen3tts_core.engine.talker_engine import open_talker_engine
+    from qwen3tts_core.model.checkpoint import resolve_checkpoint
+
+    path: Path = resolve_checkpoint(settings.checkpoint)
+    return open_talker_engine(
+        path,
+        config=settings.engine,
+        ramp=settings.ramp,
+        outbox=outbox,
+        device=settings.device,
+        dtype=settings.dtype,
+    )
+
+
+class Talker:
+    """Text in as a prefill plan, frames out. Ready when its constructor returns."""
+
+    def __init__(self, settings: TalkerSettings, open_engine: OpenTalker = open_engine) -> None:
+        send_logs_to_stderr()
+        self._outbox: AsyncOutbox[FrameBatch] = AsyncOutbox(asyncio.get_running_loop())
+        self._engine = open_engine(settings, self._outbox)
+        self._engine.start()
+        logger.info("talker ready: %s", settings)
+
+    async def generate(self, request: SpeechRequest) -> AsyncIterator[bytes]:
+        """Yield the request's frames, each item `FrameBatch.to_bytes()`; the last has a finish.
+
+        Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
+        """
+        with self._outbox.stream(request.request_id) as frames:
+            try:
+                self._engine.submit(request)
+                async for batch in frames:
+                    yield batch.to_bytes()
+                    if batch.finish is not None:
+                        return
+            finally:
+                self._engine.cancel(request.request_id)
+
+    def check_health(self) -> None:
+        """Called by Serve: raises EngineFault when the engine's thread is dead or stuck."""
+        self._engine.check_health()
+
+    async def ready(self) -> bool:
+        """Called by the ingress; raises as `check_health` does."""
+        self._engine.check_health()
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts of the engine, with the process id: for tests and operators."""
+        return {"pid": os.getpid(), **dataclasses.asdict(self._engine.stats())}
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)  # absent when opening it failed
+        if engine is not None:
+            engine.stop()

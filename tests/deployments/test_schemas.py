@@ -1,0 +1,130 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.schemas import SpeechBody, accepted_fields, parse_speech_body
+from qwen3tts_core.errors import InvalidRequest
+
+
+def parse(**fields):
+    return parse_speech_body(json.dumps({"input": "Hi.", **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"stream": "false"}, "stream", "must be true or false, got 'false'"),
+        ({"stream": 0}, "stream", "must be true or false, got 0"),
+        ({"seed": True}, "seed", "must be an integer, got True"),
+        ({"seed": "1"}, "seed", "must be an integer, got '1'"),
+        ({"seed": 1.5}, "seed", "got 1.5"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"seed": -(2**63) - 1}, "seed", "greater than or equal"),
+        ({"temperature": "0.9"}, "temperature", "must be a number, got '0.9'"),
+        ({"temperature": True}, "temperature", "must be a number, got True"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"top_k": 1.5}, "top_k", "an integer"),
+        ({"top_k": -1}, "top_k", "greater than or equal to 0"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"top_p": 1.1}, "top_p", "less than or equal to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal"),
+        ({"subtalker_temperature": "hot"}, "subtalker_temperature", "must be a number"),
+        ({"subtalker_dosample": 1}, "subtalker_dosample", "must be true or false"),
+        ({"max_new_tokens": 0}, "max_new_tokens", "greater than or equal to 1"),
+        ({"max_new_tokens": 12.0}, "max_new_tokens", "an integer"),
+        ({"input": 5}, "input", "must be a string, got 5"),
+        ({"input": None}, "input", "must be a string"),
+        ({"voice": ["vivian"]}, "voice", "must be a string"),
+        ({"voice": ""}, "voice", "at least 1 character"),
+        ({"language": 7}, "language", "must be a string"),
+        ({"response_format": "mp3"}, "response_format", "'wav' or 'pcm', got 'mp3'"),
+        ({"response_format": "WAV"}, "response_format", "'wav' or 'pcm'"),
+        ({"stream_format": "json"}, "stream_format", "'audio' or 'sse'"),
+        ({"stream": False, "stream_format": "sse"}, "stream_format", "needs stream true"),
+        ({"voice": "vivian", "speaker": "eric"}, "speaker", "differ"),
+        ({"speed": 1.0}, "speed", "unknown field 'speed'; accepted: model, input, voice"),
+        ({"Input": "Hi."}, "Input", "unknown field 'Input'"),
+    ],
+)
+def test_a_refusal_names_the_field_and_what_it_accepts(fields, param, words):
+    with pytest.raises(InvalidRequest) as caught:
+        parse(**fields)
+    assert caught.value.param == param
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"not json", b'{"input": "a"', b"[" * 5000, b'{"input": "\xff"}', b'{"input": "\\ud800"}']
+)
+def test_malformed_json_is_refused_as_such(raw):
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        parse_speech_body(raw)
+
+
+@pytest.mark.parametrize("raw", [b"null", b"[]", b'"Hi."', b"7"])
+def test_a_body_that_is_no_object_is_refused(raw):
+    with pytest.raises(InvalidRequest, match="must be a JSON object"):
+        parse_speech_body(raw)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused(number):
+    with pytest.raises(InvalidRequest):
+        parse_speech_body(b'{"input": "Hi.", "temperature": %s}' % number.encode())
+
+
+def test_input_is_the_only_required_field():
+    with pytest.raises(InvalidRequest, match="input is required"):
+        parse_speech_body(b"{}")
+    assert parse().input == "Hi."
+
+
+def test_null_is_the_same_as_absent():
+    nulls = dict.fromkeys(name for name in accepted_fields() if name != "input")
+    assert parse(**nulls) == parse()
+
+
+def test_integers_are_numbers():
+    assert parse(temperature=1, top_p=1).temperature == 1.0
+
+
+def test_the_alias_may_repeat_the_voice():
+    assert parse(voice="vivian", speaker="vivian").voice == "vivian"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"stream": True}, True),
+        ({"stream": False, "stream_format": "audio"}, False),
+        ({"stream_format": "sse"}, True),
+        ({"stream_format": "audio"}, False),
+    ],
+)
+def test_sse_implies_a_stream_and_nothing_else_does(fields, expected):
+    assert parse(**fields).is_streaming is expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
+)
+
+
+@given(st.dictionaries(st.sampled_from([*SpeechBody.model_fields, "extra"]), JSON, max_size=6))
+def test_any_json_object_is_accepted_or_refused_by_name(fields):
+    try:
+        parse_speech_body(json.dumps(fields).encode())
+    except InvalidRequest as refusal:
+        assert refusal.param is None or refusal.param in {*SpeechBody.model_fields, "extra"}
+        assert refusal.message
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_accepted_or_refused(raw):
+    try:
+        parse_speech_body(raw)
+    except InvalidRequest as refusal:
+        assert refusal.message

@@ -1,0 +1,320 @@
+"""Stand-ins for what is slow or far: the two engines, Serve's handles, and an HTTP client's patience.
+
+The engines speak the real protocol through the real outbox, from their own thread; codes and PCM
+are made up but traceable, so that a lost, doubled or swapped frame shows. A handle runs each call
+eagerly in a task of its own, as Serve does, and pickles whatever crosses.
+"""
+
+import asyncio
+import inspect
+import pickle
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
+from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
+from qwen3tts_core.types import AudioChunk, FrameBatch
+
+NUM_GROUPS = 16
+
+
+# ---------------------------------------------------------------- engines
+def fake_codes(seed, first_frame, num_frames):
+    """[F, G] int16: a pure function of seed and frame, like the real thing."""
+    frames = np.arange(first_frame, first_frame + num_frames)[:, None]
+    groups = np.arange(NUM_GROUPS)[None, :]
+    return ((seed * 7 + frames * 31 + groups * 3) % 2048).astype("<i2")
+
+
+def fake_pcm(codes, samples_per_frame):
+    """Every sample of a frame is its group-0 code."""
+    return np.repeat(codes[:, 0], samples_per_frame).astype("<i2").tobytes()
+
+
+@dataclass(frozen=True)
+class FakeStats:
+    num_active: int
+    num_started: int
+
+
+@dataclass
+class Script:
+    """What a fake engine does: frames per stream, seconds per item, room, and when to break."""
+
+    num_frames: int = 9
+    seconds_per_item: float = 0.0
+    capacity: int = 1000
+    fail_after_frames: int | None = None
+    error: Exception = field(default_factory=lambda: EngineFault("secret detail: page 7 of 12"))
+
+
+class _Threaded:
+    """A thread that works through (request, step) pairs while the request is active."""
+
+    def __init__(self, outbox, script):
+        self.script, self._outbox = script, outbox
+        self._active, self._queue = {}, []
+        self._num_started, self._stopping = 0, False
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self):
+        self._thread.start()
+
+    def stop(self):
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def check_health(self):
+        if self._stopping or not self._thread.is_alive():
+            raise EngineFault("secret detail: the thread is dead")
+
+    def stats(self):
+        return FakeStats(len(self._active), self._num_started)
+
+    def _admit(self, request_id, state):
+        with self._wake:
+            if len(self._active) >= self.script.capacity:
+                raise Overloaded("every slot and every place in the queue is taken", 2.5)
+            if request_id in self._active:
+                raise EngineFault(f"{request_id} is already active")
+            self._active[request_id] = state
+            self._num_started += 1
+
+    def _drop(self, request_id):
+        with self._wake:
+            self._active.pop(request_id, None)
+
+    def _push(self, request_id, work):
+        with self._wake:
+            self._queue.append((request_id, work))
+            self._wake.notify()
+
+    def _run(self):
+        while True:
+            with self._wake:
+                while not self._queue and not self._stopping:
+                    self._wake.wait()
+                if self._stopping:
+                    return
+                request_id, work = self._queue.pop(0)
+                state = self._active.get(request_id)
+            if state is None:
+                continue
+            time.sleep(self.script.seconds_per_item)
+            item = work(state)
+            self._outbox.put(request_id, item)
+            self._outbox.flush()
+
+
+class FakeTalkerEngine(_Threaded):
+    """Frames of `fake_codes(seed)` in ramp-sized batches; stops at `num_frames` or the request's limit."""
+
+    def __init__(self, outbox, script=None, ramp=None):
+        super().__init__(outbox, script or Script())
+        self._ramp = ramp or ChunkRamp()
+        self.requests = []
+
+    def submit(self, request):
+        self._admit(request.request_id, request)
+        self.requests.append(request)
+        total = min(self.script.num_frames, request.max_frames)
+        finish = "length" if self.script.num_frames > request.max_frames else "stop"
+        first = 0
+        for size in self._ramp.sizes():
+            last = min(first + size, total)
+            self._push(request.request_id, self._work(first, last, finish if last == total else None))
+            if last == total:
+                break
+            first = last
+
+    def _work(self, first, last, finish):
+        def work(request):
+            limit = self.script.fail_after_frames
+            if limit is not None and last > limit:
+                return self.script.error
+            codes = fake_codes(request.seed, first, last - first)
+            return FrameBatch(first, last - first, NUM_GROUPS, codes.tobytes(), finish)
+
+        return work
+
+    def cancel(self, request_id):
+        self._drop(request_id)
+
+
+class FakeCodecEngine(_Threaded):
+    """PCM of `fake_pcm`; refuses frames out of order, as the real one must."""
+
+    def __init__(self, outbox, script=None, samples_per_frame=1920):
+        super().__init__(outbox, script or Script())
+        self._samples_per_frame = samples_per_frame
+
+    def open(self, request_id, reference=None):
+        self._admit(request_id, {"next": 0})
+
+    def submit(self, request_id, frames):
+        self._push(request_id, lambda state: self._decode(state, frames))
+
+    def _decode(self, state, batch):
+        if batch.first_frame != state["next"]:
+            return InvalidCodes(f"expected frame {state['next']}, got {batch.first_frame}")
+        limit = self.script.fail_after_frames
+        state["next"] += batch.num_frames
+        if limit is not None and state["next"] > limit:
+            return self.script.error
+        codes = np.frombuffer(batch.codes, "<i2").reshape(-1, NUM_GROUPS)
+        pcm = fake_pcm(codes, self._samples_per_frame)
+        return AudioChunk(batch.first_frame, batch.num_frames, NUM_GROUPS, pcm, batch.codes, batch.finish)
+
+    def close(self, request_id):
+        self._drop(request_id)
+
+
+# ---------------------------------------------------------------- Serve's handles
+class FakeHandle:
+    """`handle.options(...).method.remote(...)` on an object in this process."""
+
+    def __init__(self, target, options=None):
+        self._target, self.options_seen = target, options if options is not None else []
+
+    def options(self, **options):
+        self.options_seen.append(options)
+        return FakeHandle(self._target, self.options_seen)
+
+    def __getattr__(self, method):
+        return _FakeMethod(getattr(self._target, method))
+
+
+class _FakeMethod:
+    def __init__(self, method):
+        self._method = method
+
+    def remote(self, *args):
+        args = pickle.loads(pickle.dumps(args))
+        return FakeStream(self._method(*args)) if inspect.isasyncgenfunction(self._method) else FakeResponse(
+            self._method(*args)
+        )
+
+
+class FakeResponse:
+    def __init__(self, coroutine):
+        self._task = asyncio.ensure_future(coroutine)
+
+    def __await__(self):
+        return self._task.__await__()
+
+    def cancel(self):
+        self._task.cancel()
+
+
+class FakeStream:
+    """A call in flight: runs ahead of its reader without limit; `cancel` cancels the callee's task."""
+
+    def __init__(self, generator):
+        self._items = asyncio.Queue()
+        self.was_cancelled = False
+        self._task = asyncio.create_task(self._pump(generator))
+
+    async def _pump(self, generator):
+        try:
+            async for item in generator:
+                assert isinstance(item, bytes)
+                self._items.put_nowait(item)
+            self._items.put_nowait(StopAsyncIteration())
+        except Exception as error:
+            self._items.put_nowait(pickle.loads(pickle.dumps(error)))
+        finally:
+            await generator.aclose()
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        item = await self._items.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def cancel(self):
+        self.was_cancelled = True
+        self._task.cancel()
+
+
+# ---------------------------------------------------------------- an HTTP client
+class AsgiCall:
+    """One request straight into an ASGI app: what was sent when, and what the app raised.
+
+    httpx's own transport hands over a response only when it is whole, which hides all that is
+    interesting about a stream.
+    """
+
+    def __init__(self, app, method, path, body=b"", headers=()):
+        self.started_at = time.perf_counter()
+        self.status, self.headers, self.parts, self.is_complete, self.error = None, {}, [], False, None
+        self._request = [{"type": "http.request", "body": body, "more_body": False}]
+        self._arrived = asyncio.Event()
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
+            "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "scheme": "http", "headers": raw, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "state": {},
+        }  # fmt: skip
+        self.task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app, scope):
+        try:
+            await app(scope, self._receive, self._send)
+        except Exception as error:
+            self.error = error
+        finally:
+            self._arrived.set()
+
+    async def _receive(self):
+        if self._request:
+            return self._request.pop()
+        return await asyncio.Future()
+
+    async def _send(self, message):
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            if message.get("body"):
+                self.parts.append((time.perf_counter() - self.started_at, message["body"]))
+            self.is_complete = not message.get("more_body", False)
+        self._arrived.set()
+
+    @property
+    def body(self):
+        return b"".join(part for _, part in self.parts)
+
+    async def wait_for_parts(self, count, timeout_s=10):
+        async with asyncio.timeout(timeout_s):
+            while len(self.parts) < count and not self.task.done():
+                self._arrived.clear()
+                await self._arrived.wait()
+
+    async def finish(self, timeout_s=30):
+        async with asyncio.timeout(timeout_s):
+            await self.task
+        return self
+
+    async def leave(self):
+        """The client goes away: Serve cancels the app's task."""
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+
+async def until(predicate, timeout_s=2.0):
+    """Poll until true; the deadline is the promise under test."""
+    async with asyncio.timeout(timeout_s):
+        while not predicate():
+            await asyncio.sleep(0.005)
