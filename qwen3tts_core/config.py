@@ -444,6 +444,8 @@ class CodecEngineConfig:
         exact for the published sizes).
     num_rows: streams that can be open at once (rows of the state arena).
     frame_buckets, batch_buckets: shapes a decode is built for.
+    max_primed_voices: clone voices whose state after their reference frames is kept (incremental
+        mode; 5.2 MB each for the published sizes in float32).
     deterministic: one (frames, batch) bucket for everything.
     """
 
@@ -452,6 +454,7 @@ class CodecEngineConfig:
     left_context_frames: int = 25
     frame_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
     batch_buckets: tuple[int, ...] = ()
+    max_primed_voices: int = 32
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -460,6 +463,8 @@ class CodecEngineConfig:
         _at_least_one(self, "num_rows")
         if self.left_context_frames < 0:
             raise ValueError(f"left_context_frames must be 0 or more, got {self.left_context_frames}")
+        if self.max_primed_voices < 0:
+            raise ValueError(f"max_primed_voices must be 0 or more, got {self.max_primed_voices}")
         batches = self.batch_buckets or _powers_of_two(min(self.num_rows, 64))
         frames = self.frame_buckets
         _check_buckets("batch_buckets", batches)
