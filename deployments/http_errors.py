@@ -26,6 +26,7 @@ from qwen3tts_core.errors import (
     UnknownLanguage,
     UnknownModel,
     UnknownVoice,
+    VoiceNameTaken,
 )
 
 _OVERLOADED_TEXT = "the server is at its limit, nothing was started"
@@ -48,6 +49,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     UnknownVoice: _Row(400, "invalid_request_error", "unknown_voice"),
     UnknownLanguage: _Row(400, "invalid_request_error", "unknown_language"),
     UnknownModel: _Row(404, "invalid_request_error", "model_not_found"),
+    VoiceNameTaken: _Row(409, "invalid_request_error", "voice_name_taken"),
     InvalidReferenceAudio: _Row(400, "invalid_request_error", "invalid_reference_audio"),
     Overloaded: _Row(503, "server_error", "overloaded"),
     BackPressureError: _Row(503, "server_error", "overloaded", _OVERLOADED_TEXT),

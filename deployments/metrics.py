@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from deployments.http_errors import describe
+from qwen3tts_core.streaming.pcm import duration_s
 from qwen3tts_core.types import AudioChunk, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -28,15 +29,15 @@ class RequestRecord:
     """Counts one request from `with` to its end, then logs one JSON line, whatever the end was."""
 
     def __init__(
-        self, client_request_id: str, samples_per_second: int, clock: Callable[[], float] = time.perf_counter
+        self, client_request_id: str, sample_rate_hz: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        self._samples_per_second = samples_per_second
+        self._sample_rate_hz = sample_rate_hz
         self._accepted_at = clock()
         self._fields: dict[str, Any] = {"request_id": client_request_id}
         self.num_frames = 0
         self.num_chunks = 0
-        self._num_samples = 0
+        self._num_bytes = 0
         self._ttfa_s: float | None = None
         self.finish: FinishReason | None = None
 
@@ -47,7 +48,7 @@ class RequestRecord:
     def add(self, chunk: AudioChunk) -> None:
         self.num_frames += chunk.num_frames
         self.num_chunks += bool(chunk.num_frames)
-        self._num_samples += len(chunk.pcm) // 2
+        self._num_bytes += len(chunk.pcm)
         self.finish = chunk.finish
 
     def wrote_audio(self) -> None:
@@ -57,7 +58,7 @@ class RequestRecord:
 
     @property
     def audio_s(self) -> float:
-        return self._num_samples / self._samples_per_second
+        return duration_s(self._num_bytes, self._sample_rate_hz)
 
     def __enter__(self) -> RequestRecord:
         return self
@@ -78,7 +79,7 @@ class RequestRecord:
             "chunks": self.num_chunks,
             "ttfa_s": _rounded(self._ttfa_s),
             "audio_s": _rounded(self.audio_s),
-            "rtf": _rounded(elapsed_s / self.audio_s if self._num_samples else None),
+            "rtf": _rounded(elapsed_s / self.audio_s if self._num_bytes else None),
         }
         if outcome == "failed":
             line["error"] = repr(error)

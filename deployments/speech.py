@@ -32,6 +32,7 @@ from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from deployments.schemas import SpeechBody, parse_speech_body
 from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.streaming.pcm import num_pcm_bytes
 from qwen3tts_core.types import AudioChunk, SpeechRequest
 
 MAX_BODY_BYTES = 1 << 20
@@ -97,7 +98,7 @@ class SpeechCall(Response):
                 stream.cancel()
 
     def _check(self, chunk: AudioChunk, next_frame: int) -> None:
-        num_bytes = 2 * chunk.num_frames * self._codec.samples_per_frame
+        num_bytes = num_pcm_bytes(chunk.num_frames, self._codec.samples_per_frame)
         if chunk.first_frame != next_frame or len(chunk.pcm) != num_bytes:
             raise EngineFault(
                 f"expected frame {next_frame} next with {num_bytes} bytes of PCM, "
@@ -108,7 +109,7 @@ class SpeechCall(Response):
     async def _send_whole(
         self, send: Send, body: SpeechBody, headers: dict[str, str], record: RequestRecord, pcm: bytes
     ) -> None:
-        content = header_for(_format(body), self._codec.sample_rate_hz, len(pcm) // 2) + pcm
+        content = header_for(_format(body), self._codec.sample_rate_hz, len(pcm)) + pcm
         headers["content-length"] = str(len(content))
         headers["x-finish-reason"] = str(record.finish)
         headers["x-num-frames"] = str(record.num_frames)

@@ -55,7 +55,10 @@ def test_sampling_is_the_checkpoints_own_unless_a_field_says_otherwise(frontend)
     assert changed.repetition_penalty == 1.0
 
 
-@pytest.mark.parametrize(("prefix", "sample", "stage"), [("", "do_sample", "talker"), ("subtalker_", "subtalker_dosample", "subtalker")])
+@pytest.mark.parametrize(
+    ("prefix", "sample", "stage"),
+    [("", "do_sample", "talker"), ("subtalker_", "subtalker_dosample", "subtalker")],
+)
 def test_temperature_zero_is_greedy_for_its_stage_alone(frontend, prefix, sample, stage):
     sampling = prepare(frontend, **{f"{prefix}temperature": 0.0, sample: True}).request.sampling
     stages = {"talker": sampling.talker, "subtalker": sampling.subtalker}
@@ -111,5 +114,5 @@ def test_what_the_checkpoint_does_not_take_is_refused_by_name(frontend, fields, 
 def test_unknown_names_come_with_the_accepted_ones(frontend):
     with pytest.raises(UnknownVoice, match="vivian"):
         prepare(frontend, voice="nope")
-    with pytest.raises(UnknownLanguage, match="Auto.*english"):
+    with pytest.raises(UnknownLanguage, match=r"Auto.*english"):
         prepare(frontend, language="klingon")

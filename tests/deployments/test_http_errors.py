@@ -8,7 +8,14 @@ from starlette.exceptions import HTTPException
 
 import qwen3tts_core.errors as errors
 from deployments.http_errors import describe
-from qwen3tts_core.errors import CheckpointMismatch, EngineFault, InvalidRequest, Overloaded, TTSError, UnknownVoice
+from qwen3tts_core.errors import (
+    CheckpointMismatch,
+    EngineFault,
+    InvalidRequest,
+    Overloaded,
+    TTSError,
+    UnknownVoice,
+)
 
 EXAMPLES = [
     (errors.InvalidRequest("top_k must be 0 or more, got -1", "top_k"), 400, "invalid_value", "top_k"),
@@ -16,6 +23,7 @@ EXAMPLES = [
     (errors.UnknownVoice("nope", ["vivian"]), 400, "unknown_voice", "voice"),
     (errors.UnknownLanguage("nope", ["Auto"]), 400, "unknown_language", "language"),
     (errors.UnknownModel("nope", ["tiny"]), 404, "model_not_found", "model"),
+    (errors.VoiceNameTaken("Vivian"), 409, "voice_name_taken", "name"),
     (errors.InvalidReferenceAudio("silent"), 400, "invalid_reference_audio", "ref_audio"),
     (errors.Overloaded("full"), 503, "overloaded", None),
     (errors.StreamCancelled(), 499, "cancelled", None),
@@ -25,7 +33,9 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "code", "param"), EXAMPLES, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"), EXAMPLES, ids=lambda value: type(value).__name__
+)
 def test_every_kind_has_its_status(error, status, code, param):
     described = describe(error)
     assert (described.status, described.error["code"], described.error["param"]) == (status, code, param)
@@ -53,7 +63,9 @@ def test_a_kind_added_later_is_told_like_its_base():
     assert describe(DiskFull("/var")).status == 500
 
 
-@pytest.mark.parametrize("error", [EngineFault("secret"), CheckpointMismatch("secret", ["secret"]), KeyError("secret")])
+@pytest.mark.parametrize(
+    "error", [EngineFault("secret"), CheckpointMismatch("secret", ["secret"]), KeyError("secret")]
+)
 def test_our_faults_are_told_in_general_words_only(error):
     described = describe(error)
     assert described.status == 500
@@ -73,7 +85,11 @@ def test_overload_says_when_to_come_back_in_whole_seconds(wait_s, header):
 
 def test_serves_own_backpressure_looks_the_same():
     described = describe(BackPressureError(1, 1))
-    assert (described.status, described.error["code"], described.headers) == (503, "overloaded", {"Retry-After": "1"})
+    assert (described.status, described.error["code"], described.headers) == (
+        503,
+        "overloaded",
+        {"Retry-After": "1"},
+    )
 
 
 def test_a_dead_replica_is_unavailable_not_broken():
@@ -93,4 +109,8 @@ def test_errors_keep_their_kind_across_replicas(depth):
 
 def test_http_exceptions_keep_status_and_headers():
     described = describe(HTTPException(405, "Method Not Allowed", {"Allow": "POST"}))
-    assert (described.status, described.headers, described.error["code"]) == (405, {"Allow": "POST"}, "method_not_allowed")
+    assert (described.status, described.headers, described.error["code"]) == (
+        405,
+        {"Allow": "POST"},
+        "method_not_allowed",
+    )

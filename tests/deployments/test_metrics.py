@@ -64,9 +64,10 @@ def test_every_end_is_told(caplog, error, outcome, status):
 
 
 def test_a_failure_after_the_first_audio_keeps_the_status_that_was_sent(caplog):
-    with pytest.raises(EngineFault), RequestRecord("abc", 24000) as record:
-        record.add(chunk(0, 1))
-        record.wrote_audio()
+    record = RequestRecord("abc", 24000)
+    record.add(chunk(0, 1))
+    record.wrote_audio()
+    with pytest.raises(EngineFault), record:
         raise EngineFault("page 7")
     line = line_of(caplog)
     assert (line["outcome"], line["status"], line["frames"]) == ("failed", 200, 1)

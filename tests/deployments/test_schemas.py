@@ -56,7 +56,8 @@ def test_a_refusal_names_the_field_and_what_it_accepts(fields, param, words):
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"not json", b'{"input": "a"', b"[" * 5000, b'{"input": "\xff"}', b'{"input": "\\ud800"}']
+    "raw",
+    [b"", b"{", b"not json", b'{"input": "a"', b"[" * 5000, b'{"input": "\xff"}', b'{"input": "\\ud800"}'],
 )
 def test_malformed_json_is_refused_as_such(raw):
     with pytest.raises(InvalidRequest, match="not valid JSON"):
@@ -109,22 +110,27 @@ def test_sse_implies_a_stream_and_nothing_else_does(fields, expected):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=3)
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
 )
+
+
+def refusal_of(raw):
+    try:
+        parse_speech_body(raw)
+    except InvalidRequest as refusal:
+        return refusal
+    return None
 
 
 @given(st.dictionaries(st.sampled_from([*SpeechBody.model_fields, "extra"]), JSON, max_size=6))
 def test_any_json_object_is_accepted_or_refused_by_name(fields):
-    try:
-        parse_speech_body(json.dumps(fields).encode())
-    except InvalidRequest as refusal:
-        assert refusal.param is None or refusal.param in {*SpeechBody.model_fields, "extra"}
-        assert refusal.message
+    refusal = refusal_of(json.dumps(fields).encode())
+    assert refusal is None or refusal.message
+    assert refusal is None or refusal.param in {None, "extra", *SpeechBody.model_fields}
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_accepted_or_refused(raw):
-    try:
-        parse_speech_body(raw)
-    except InvalidRequest as refusal:
-        assert refusal.message
+    refusal = refusal_of(raw)
+    assert refusal is None or refusal.message
