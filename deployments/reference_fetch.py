@@ -191,7 +191,11 @@ class ReferenceFetcher:
             except httpx.HTTPError as error:
                 failure = error
                 break
-        reason = "timed out" if isinstance(failure, httpx.TimeoutException) else type(failure).__name__
+        reason = (
+            "timed out"
+            if isinstance(failure, httpx.TimeoutException)
+            else str(failure) or type(failure).__name__
+        )
         raise InvalidReferenceAudio(f"the clip's URL can't be read: {reason}") from failure
 
     async def _request_from(self, url: httpx.URL, address: str) -> bytes | httpx.URL:
