@@ -76,8 +76,13 @@ class ReferenceClip:
         return len(self.samples) / CLIP_RATE_HZ
 
     def voice_key(self, in_context: bool) -> str:
-        """The `ReferenceVoice.key` of this clip: content hash and mode."""
-        return f"{self.digest}-{'in-context' if in_context else 'x-vector'}"
+        """The `ReferenceVoice.key` of this clip."""
+        return voice_key(self.digest, in_context)
+
+
+def voice_key(clip_digest: str, in_context: bool) -> str:
+    """Content hash and mode: what one clip means to a prompt."""
+    return f"{clip_digest}-{'in-context' if in_context else 'x-vector'}"
 
 
 class _ForwardFile(soundfile.SoundFile):  # type: ignore[misc]  # the library has no types
