@@ -49,7 +49,9 @@ def philox_in_python(counter, key):
 
 @given(ints64, st.integers(0, 2**32 - 1), st.integers(0, 2**31), st.integers(0, 15), st.integers(0, 3071))
 def test_noise_is_its_written_definition(seed, piece, frame, group, token):
-    word = philox_in_python((token // 4, group, frame, piece), (seed % 2**32, seed // 2**32 % 2**32))[token % 4]
+    word = philox_in_python((token // 4, group, frame, piece), (seed % 2**32, seed // 2**32 % 2**32))[
+        token % 4
+    ]
     expected = -math.log(-math.log((word // 2**9 + 0.5) / 2**23))
     noise = gumbel(*tensors(seed, piece, frame), range(group, group + 1), token + 1)[0, 0, token]
     # float32 logarithms: near u = 1 the inner one keeps 24 bits of 1 - u, so compare what they came from.

@@ -43,7 +43,8 @@ def test_processed_logits_equal_the_reference_bit_for_bit(variant, run):
     assert cases
     for case in cases:
         raw, expected, drawn = (
-            torch.from_numpy(arrays[f"case/{case}/{run}_{what}"]) for what in ("raw_logits", "scores", "first")
+            torch.from_numpy(arrays[f"case/{case}/{run}_{what}"])
+            for what in ("raw_logits", "scores", "first")
         )
         steps = len(raw)
         seen = torch.zeros(raw.shape, dtype=torch.bool)
