@@ -67,7 +67,7 @@ def decode_frame(
     made_frame = active & ~stop
     at_limit = made_frame & (frame + 1 >= state.column("frame_limit", rows))
     state.input_rows[rows] = talker.frame_embeddings(codes) + _text_rows(talker, state, rows, frame)
-    state.seen[rows, first_codes] = True
+    state.seen[rows, first_codes] = torch.ones_like(active)  # a device value: a capture can copy no scalar
     state.set_column("position", rows, state.column("position", rows) + active)
     state.set_column("frame", rows, frame + made_frame)
     state.set_column("active", rows, (made_frame & ~at_limit).long())

@@ -149,13 +149,16 @@ class TalkerRunner:
         rows = torch.zeros(bucket, self.talker.width, dtype=self.talker.dtype, device=device)
         positions = np.zeros(bucket, np.int64)
         write_index = np.full(bucket, self.trash_page * page_size, np.int64)
-        sequences, first_row = [], 0
+        row_sequence = np.full(bucket, -1, np.int64)
+        sequences: list[PrefillSequence] = []
+        first_row = 0
         for piece in pieces:
             here = slice(first_row, first_row + piece.num_rows)
             span = np.arange(piece.first, piece.first + piece.num_rows)
             rows[here] = self._prompts[piece.placed.slot][piece.first : piece.first + piece.num_rows]
             positions[here] = span
             write_index[here] = np.array(piece.placed.pages)[span // page_size] * page_size + span % page_size
+            row_sequence[here] = len(sequences)
             sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
             first_row += piece.num_rows
         slots = torch.tensor([piece.placed.slot for piece in pieces], device=device)
@@ -163,6 +166,7 @@ class TalkerRunner:
             torch.from_numpy(positions).to(device),
             torch.from_numpy(write_index).to(device),
             self.state.page_table[slots],
+            torch.from_numpy(row_sequence).to(device),
             tuple(sequences),
         )
         return rows, layout

@@ -79,20 +79,24 @@ class CodePredictor(nn.Module):
         codes = [first_codes]
         # The hidden state and group 0 go in together: 2 B rows, each with its own context.
         x: Tensor | None = torch.cat([self.project(hidden), self.first_input[first_codes]])
-        first_two = rows.new_tensor([0, 1]).repeat_interleave(batch)
+        first_two = torch.arange(2 * batch, device=hidden.device) // batch
         layout = _scratch_layout(rows.repeat(2), first_two, num_groups, rows_share_pages=True)
         for group in range(1, num_groups):
             assert x is not None
-            logits = self._step(x, layout, scratch, ops, group)[-batch:]
+            logits = self._step(x, layout, scratch, ops, group, batch)
             drawn, x = draw(logits, group, self.next_inputs[group - 1] if group < num_groups - 1 else None)
             codes.append(drawn)
             layout = _scratch_layout(rows, torch.full_like(rows, group + 1), num_groups)
         return torch.stack(codes, dim=1)
 
-    def _step(self, x: Tensor, layout: DecodeLayout, scratch: list[LayerKV], ops: Ops, group: int) -> Tensor:
+    def _step(
+        self, x: Tensor, layout: DecodeLayout, scratch: list[LayerKV], ops: Ops, group: int, batch: int
+    ) -> Tensor:
         for layer, kv in zip(self.layers, scratch, strict=True):
             x = layer(x, ops, self.rope, layout, kv)
-        return ops.norm_linear(x, self.norm, self.config.transformer.rms_norm_eps, self.heads[group - 1])
+        return ops.norm_linear(
+            x[-batch:], self.norm, self.config.transformer.rms_norm_eps, self.heads[group - 1]
+        )
 
     def _scratch(self, batch: int, num_positions: int, like: Tensor) -> list[LayerKV]:
         transformer = self.config.transformer

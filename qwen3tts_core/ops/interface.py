@@ -69,14 +69,16 @@ class PrefillSequence:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLayout:
-    """Packed prompts. positions, write_index: [N]; page_table: [len(sequences), P].
+    """Packed prompts. positions, write_index, row_sequence: [N]; page_table: [sequences, P].
 
-    Rows beyond the last sequence are padding; their write_index lies in the trash page.
+    row_sequence: the row's place in `sequences`, -1 for padding, whose write_index lies in the
+    trash page. `sequences` says the same in host integers.
     """
 
     positions: Tensor
     write_index: Tensor
     page_table: Tensor
+    row_sequence: Tensor
     sequences: tuple[PrefillSequence, ...]
 
 
@@ -161,7 +163,7 @@ class Ops(Protocol):
         forbid_eos: Tensor,
         allowed: Tensor,
         eos_id: int,
-        draw: DrawRows,
+        draw_rows: DrawRows,
         noise: FrameNoise,
     ) -> Tensor:
         """Group 0 of every row: penalty, minimum length, suppression, cut, draw (spec 2.4).
@@ -171,7 +173,7 @@ class Ops(Protocol):
         ...
 
     def draw_next(
-        self, logits: Tensor, draw: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
+        self, logits: Tensor, draw_rows: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Group 1 … G-1 of every row: cut and draw (spec 2.5), then look up what the codes feed.
 

@@ -140,18 +140,18 @@ class ReferenceOps:
         forbid_eos: Tensor,
         allowed: Tensor,
         eos_id: int,
-        draw: DrawRows,
+        draw_rows: DrawRows,
         noise: FrameNoise,
     ) -> Tensor:
         assert isinstance(noise, GumbelNoise)
         scores = first_code_scores(logits.float(), seen, penalty, forbid_eos, allowed, eos_id)
-        return draw_codes(scores, draw, noise.first)
+        return draw_codes(scores, draw_rows, noise.first)
 
     def draw_next(
-        self, logits: Tensor, draw: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
+        self, logits: Tensor, draw_rows: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         assert isinstance(noise, GumbelNoise)
-        codes = draw_codes(logits.float(), draw, noise.rest[:, group - 1])
+        codes = draw_codes(logits.float(), draw_rows, noise.rest[:, group - 1])
         return codes, None if inputs is None else inputs[codes]
 
 

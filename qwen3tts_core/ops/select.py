@@ -37,4 +37,20 @@ def select_backend(device: str = "auto", *, deterministic: bool = False) -> Back
     if chosen.type == "cpu":
         logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
         return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
-    raise ValueError(f"device {device!r} has no backend; available: cpu")
+    if chosen.type == "cuda":
+        return _cuda_backend(chosen)
+    raise ValueError(f"device {device!r} has no backend; available: cpu, cuda")
+
+
+def _cuda_backend(device: torch.device) -> Backend:
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r} was asked for, but no GPU is visible")
+    from qwen3tts_core.ops.cuda.backend import CudaOps, GraphCapture, PinnedTransfer
+
+    device = torch.device("cuda", device.index or 0)
+    torch.cuda.set_device(device)
+    properties = torch.cuda.get_device_properties(device)
+    has_pdl = properties.major >= 9  # programmatic dependent launch came with Hopper
+    logger.info("ops: cuda on %s, dependent launches %s", properties.name, "on" if has_pdl else "off")
+    ops = CudaOps(device, num_processors=properties.multi_processor_count, pdl=has_pdl)
+    return Backend(device, ops, GraphCapture(device), PinnedTransfer())

@@ -1,0 +1,1 @@
+"""GPU backends. Everything that imports triton or flashinfer lives in this folder."""

@@ -1,0 +1,197 @@
+"""The CUDA side of the three seams: `CudaOps`, `GraphCapture`, `PinnedTransfer`."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.ops.cuda import linear as kernels
+from qwen3tts_core.ops.cuda.attention import PagedAttention
+from qwen3tts_core.ops.cuda.sampling import draw
+from qwen3tts_core.ops.interface import (
+    DecodeLayout,
+    DrawRows,
+    FrameNoise,
+    Launch,
+    LayerKV,
+    Layout,
+    NoiseKey,
+    PendingTransfer,
+    PrefillLayout,
+    RopeTable,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class _DeviceNoise:
+    """`FrameNoise` that is made inside the draw: only the key travels."""
+
+    def __init__(self, key: NoiseKey) -> None:
+        self.key = key
+
+
+class CudaOps:
+    """`Ops` in Triton, for rows up to `kernels.MAX_ROWS`; longer prefills multiply through cuBLAS.
+
+    pdl: kernels overlap (ops/cuda/pdl.py); off where Triton's interpreter runs them.
+    """
+
+    name = "cuda"
+
+    def __init__(self, device: torch.device, *, num_processors: int, pdl: bool = True) -> None:
+        self._pdl = pdl
+        self._attention = PagedAttention(device, num_processors=num_processors, pdl=pdl)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return kernels.rms_norm(x, weight, eps, pdl=self._pdl)
+
+    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+        if len(x) > kernels.MAX_ROWS:
+            return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
+        return kernels.linear(x, weight, norm_weight=norm_weight, eps=eps, pdl=self._pdl)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if len(x) > kernels.MAX_ROWS:
+            return functional.linear(x, weight)
+        return kernels.linear(x, weight, pdl=self._pdl)
+
+    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        if len(x) > kernels.MAX_ROWS:
+            return residual + functional.linear(x, weight)
+        return kernels.linear(x, weight, residual=residual, pdl=self._pdl)
+
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+        if len(x) > kernels.MAX_ROWS:
+            gate, up = self.norm_linear(x, norm_weight, eps, gate_up).chunk(2, dim=-1)
+            return functional.silu(gate) * up
+        return kernels.linear(x, gate_up, norm_weight=norm_weight, eps=eps, gated=True, pdl=self._pdl)
+
+    def attention(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        rope: RopeTable,
+        layout: Layout,
+        kv: LayerKV,
+    ) -> Tensor:
+        table_rows = None
+        if isinstance(layout, PrefillLayout):
+            table_rows = layout.row_sequence
+            layout = DecodeLayout(
+                layout.positions, layout.write_index, layout.page_table, rows_share_pages=True
+            )
+        return self._attention(qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows)
+
+    def frame_noise(self, key: NoiseKey, num_groups: int, vocab_size: int, codebook_size: int) -> FrameNoise:
+        return _DeviceNoise(key)
+
+    def draw_first(
+        self,
+        logits: Tensor,
+        seen: Tensor,
+        penalty: Tensor,
+        forbid_eos: Tensor,
+        allowed: Tensor,
+        eos_id: int,
+        draw_rows: DrawRows,
+        noise: FrameNoise,
+    ) -> Tensor:
+        assert isinstance(noise, _DeviceNoise)
+        codes, _ = draw(
+            logits,
+            draw_rows,
+            noise.key,
+            0,
+            seen=seen,
+            penalty=penalty,
+            forbid_eos=forbid_eos,
+            allowed=allowed,
+            eos_id=eos_id,
+            pdl=self._pdl,
+        )
+        return codes
+
+    def draw_next(
+        self, logits: Tensor, draw_rows: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        assert isinstance(noise, _DeviceNoise)
+        return draw(logits, draw_rows, noise.key, group, inputs=inputs, pdl=self._pdl)
+
+
+class GraphCapture:
+    """`Capture` as CUDA graphs, all in one memory pool. A step that can't be captured raises."""
+
+    _WARM_UP_RUNS = 2  # compiles and loads kernels, which a capture must not do
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # an opaque handle of torch's
+        self.num_graphs = 0
+
+    def __call__(self, fn: Launch, name: str) -> Launch:
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(stream):
+                for _ in range(self._WARM_UP_RUNS):
+                    fn()
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+                fn()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise EngineFault(f"capturing the {name} as a CUDA graph failed: {error}") from error
+        self._pool = self._pool or graph.pool()
+        self.num_graphs += 1
+        return graph.replay
+
+
+class _PinnedCopy:
+    def __init__(self, host: Tensor, event: torch.cuda.Event) -> None:
+        self._host, self._event = host, event
+
+    def is_ready(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> Tensor:
+        self._event.synchronize()
+        return self._host
+
+
+class PinnedTransfer:
+    """`Transfer` through pinned buffers, in stream order, so the next launch may overwrite at once.
+
+    Waiting blocks instead of spinning: the engine's thread leaves the core to others.
+    """
+
+    _BUFFERS = 3  # one being read, one in flight, one being started
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[torch.Size, torch.dtype], list[_PinnedCopy]] = {}
+        self._next = 0
+
+    def start(self, result: Tensor) -> PendingTransfer:
+        shape = (result.shape, result.dtype)
+        if shape not in self._buffers:
+            self._buffers[shape] = [
+                _PinnedCopy(
+                    torch.empty_like(result, device="cpu", pin_memory=True),
+                    torch.cuda.Event(blocking=True),  # type: ignore[no-untyped-call]
+                )
+                for _ in range(self._BUFFERS)
+            ]
+        copy = self._buffers[shape][self._next % self._BUFFERS]
+        self._next += 1
+        copy._host.copy_(result, non_blocking=True)
+        copy._event.record()
+        return copy
