@@ -1,0 +1,235 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen3tts_core.errors import CheckpointMismatch, InvalidRequest
+from qwen3tts_core.model.talker import Talker
+from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, PrefillLayout, PrefillSequence
+from qwen3tts_core.ops.reference import ReferenceOps
+from qwen3tts_core.types import NO_ID, PrefillPlan, ReferenceVoice
+from tests.qwen3tts_core.request_kit import make_plan
+from tests.qwen3tts_core.talker_kit import (
+    FOLDERS,
+    SEED0,
+    SeededWeights,
+    checkpoint_talker,
+    golden,
+    small_config,
+    small_talker,
+)
+
+PAGE = 4
+small = small_talker()
+
+
+class OneStream:
+    """A cache with one stream in it, and the layouts of its next rows."""
+
+    def __init__(self, stack, num_positions):
+        num_pages = -(-num_positions // PAGE)
+        shape = (num_pages + 1, PAGE, stack.num_kv_heads, stack.head_dim)
+        self.cache = [LayerKV(*torch.full((2, *shape), torch.nan)) for _ in range(stack.num_layers)]
+        self.page_table = torch.arange(num_pages)[None]
+        self.num_cached = 0
+
+    def prefill_layout(self, num_rows):
+        positions = torch.arange(self.num_cached, self.num_cached + num_rows)
+        sequence = PrefillSequence(0, num_rows, self.num_cached)
+        self.num_cached += num_rows
+        owner = torch.zeros(num_rows, dtype=torch.int64)
+        return PrefillLayout(positions, positions, self.page_table, row_sequence=owner, sequences=(sequence,))
+
+    def decode_layout(self):
+        position = torch.tensor([self.num_cached])
+        self.num_cached += 1
+        return DecodeLayout(position, position, self.page_table)
+
+
+def run(talker, rows, cuts):
+    """Hidden states of all rows; a cut of 1 goes in as a decode step, a longer one as a prefill."""
+    stream, parts = OneStream(talker.config.talker.transformer, len(rows)), []
+    for part in rows.split(cuts):
+        layout = stream.decode_layout() if len(part) == 1 else stream.prefill_layout(len(part))
+        parts.append(talker.final_norm(talker(part, layout, stream.cache)))
+    return torch.cat(parts)
+
+
+# ---------------------------------------------------------------- what goes in
+def test_a_text_feature_is_the_projected_embedding():
+    source = SeededWeights(small_config())
+    named = {name: source.read(f"talker.{name}", "cpu") for name in (
+        "model.text_embedding.weight",
+        "text_projection.linear_fc1.weight", "text_projection.linear_fc1.bias",
+        "text_projection.linear_fc2.weight", "text_projection.linear_fc2.bias",
+    )}  # fmt: skip
+    embedding, weight1, bias1, weight2, bias2 = named.values()
+    ids = [0, 7, 439]
+    hidden = embedding[ids] @ weight1.T + bias1
+    expected = (hidden * hidden.sigmoid()) @ weight2.T + bias2
+    torch.testing.assert_close(small.text_features(ids), expected)
+
+
+def test_a_prompt_row_is_the_sum_of_the_two_sides_it_has():
+    plan = PrefillPlan((5, NO_ID, 9), (NO_ID, 6, 700), (1,))
+    rows = small.prompt_rows(plan)
+    assert torch.equal(rows[0], small.text_table[5])
+    assert torch.equal(rows[1], small.codec_embedding[6])
+    assert torch.equal(rows[2], small.text_table[9] + small.codec_embedding[700])
+
+
+def test_a_frame_embeds_as_the_sum_over_its_groups():
+    codes = torch.tensor([[3, 60, 0, 63], [166, 1, 2, 3]])
+    expected = small.codec_embedding[codes[:, 0]] + sum(
+        small.group_embeddings[group - 1][codes[:, group]] for group in (1, 2, 3)
+    )
+    torch.testing.assert_close(small.frame_embeddings(codes), expected)
+    torch.testing.assert_close(small.frame_embeddings(codes[None]), expected[None])
+
+
+def clone_voice(num_frames, width=16):
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 64, (num_frames, 4)).astype("<i2")
+    vector = rng.standard_normal(width).astype("<f4")
+    return ReferenceVoice("voice", vector.tobytes(), codes.tobytes()), vector, codes
+
+
+def test_a_cloned_voice_adds_its_vector_and_its_frames_where_the_plan_says():
+    voice, vector, codes = clone_voice(3)
+    plan = replace(make_plan(9), speaker_row=1, reference_row=5)
+    plain, cloned = (
+        small.prompt_rows(replace(plan, speaker_row=None, reference_row=None)),
+        small.prompt_rows(plan, voice),
+    )
+    expected = plain.clone()
+    expected[1] += torch.from_numpy(vector)
+    expected[5:8] += small.frame_embeddings(torch.from_numpy(codes.astype(np.int64)))
+    torch.testing.assert_close(cloned, expected)
+
+
+def test_a_voice_of_another_checkpoint_is_refused_by_its_width():
+    voice, _, _ = clone_voice(1, width=24)
+    with pytest.raises(InvalidRequest, match="24 values, this checkpoint takes 16") as caught:
+        small.prompt_rows(replace(make_plan(4), speaker_row=0), voice)
+    assert caught.value.param == "voice"
+
+
+def test_only_codes_and_eos_may_be_drawn():
+    config = small.config.talker
+    allowed = small.allowed_ids.nonzero().flatten().tolist()
+    assert allowed == [*range(config.vocab_size - 1024), config.codec_eos_id]
+
+
+# ---------------------------------------------------------------- the backbone
+@pytest.mark.parametrize("variant", FOLDERS)
+def test_forced_frames_give_the_reference_s_hidden_states_and_logits(variant):
+    """The first golden case: its prompt in one prefill, then eight forced frames step by step."""
+    arrays = np.load(SEED0 / f"{variant}.npz")
+    name, case = next((n, c) for n, c in golden(variant).items() if f"case/{n}/forced_layers" in arrays)
+    talker = checkpoint_talker(variant)
+    forced = {key: arrays[f"case/{name}/{key}"] for key in ("forced_codes", "forced_hidden", "forced_logits")}
+    codes = torch.from_numpy(forced["forced_codes"].astype(np.int64))
+    trailing = [*case.plan.trailing_ids, *[talker.config.tts_pad_id] * len(codes)][: len(codes)]
+    frames = talker.frame_embeddings(codes) + talker.text_features(trailing)
+    rows = torch.cat([talker.prompt_rows(case.plan), frames])
+    hidden = run(talker, rows, [case.plan.num_rows] + [1] * len(codes))
+    # The kit's gate is 1e-4; an independent float32 implementation was within 5e-6.
+    np.testing.assert_allclose(hidden, forced["forced_hidden"], rtol=0, atol=1e-5)
+    logits = talker.first_logits(hidden[-9:])
+    np.testing.assert_allclose(logits, forced["forced_logits"], rtol=0, atol=2e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=6))
+def test_a_prompt_in_pieces_is_the_whole_prompt(cuts):
+    rows = small.prompt_rows(make_plan(sum(cuts)))
+    whole = run(small, rows, [len(rows)])
+    torch.testing.assert_close(run(small, rows, cuts), whole, rtol=0, atol=1e-5)
+
+
+def test_later_rows_change_nothing_before_them():
+    rows = small.prompt_rows(make_plan(9))
+    changed = rows.clone()
+    changed[6:] += 1
+    before, after = run(small, rows, [9]), run(small, changed, [9])
+    torch.testing.assert_close(before[:6], after[:6], rtol=0, atol=1e-6)
+    assert not torch.allclose(before[6:], after[6:], atol=1e-2)
+
+
+# ---------------------------------------------------------------- the code predictor
+def scripted(codes, log):
+    """A draw that takes the given frame's codes and keeps the logits it was shown."""
+
+    def draw(logits, group, inputs):
+        log.append((group, logits))
+        drawn = codes[:, group]
+        return drawn, None if inputs is None else inputs[drawn]
+
+    return draw
+
+
+@pytest.mark.parametrize("variant", [*FOLDERS, "small"])
+def test_groups_one_by_one_equal_one_causal_pass_over_the_frame(variant):
+    """Spec 2.3: inputs [h, E_0[c0], E_1[c1], ...], head g - 1 at position g."""
+    talker = small if variant == "small" else checkpoint_talker(variant)
+    predictor, ops = talker.code_predictor, ReferenceOps()
+    groups = predictor.config.num_code_groups
+    torch.manual_seed(0)
+    codes, hidden, log = torch.randint(0, 64, (3, groups)), torch.randn(3, talker.width), []
+    made = predictor(hidden, codes[:, 0], ops, scripted(codes, log))
+    assert torch.equal(made, codes)
+    assert [group for group, _ in log] == list(range(1, groups))
+
+    eps = predictor.config.transformer.rms_norm_eps
+    for row in range(3):
+        embedded = [hidden[row], talker.codec_embedding[codes[row, 0]]]
+        embedded += [talker.group_embeddings[g - 1][codes[row, g]] for g in range(1, groups - 1)]
+        x = predictor.project(torch.stack(embedded))
+        stream = OneStream(predictor.config.transformer, groups)
+        layout = stream.prefill_layout(groups)
+        for layer, kv in zip(predictor.layers, stream.cache, strict=True):
+            x = layer(x, ops, predictor.rope, layout, kv)
+        normed = ops.rms_norm(x, predictor.norm, eps)
+        for group, logits in log:
+            expected = normed[group] @ predictor.heads[group - 1].T
+            torch.testing.assert_close(logits[row], expected, rtol=0, atol=5e-5)
+
+
+def test_rows_of_a_frame_do_not_mix():
+    torch.manual_seed(0)
+    codes, hidden = torch.randint(0, 64, (5, 4)), torch.randn(5, 16)
+    together, alone = [], []
+    small.code_predictor(hidden, codes[:, 0], ReferenceOps(), scripted(codes, together))
+    small.code_predictor(hidden[2:3], codes[2:3, 0], ReferenceOps(), scripted(codes[2:3], alone))
+    for (_, batch), (_, single) in zip(together, alone, strict=True):
+        torch.testing.assert_close(batch[2:3], single, rtol=0, atol=1e-5)
+
+
+def test_the_projection_exists_exactly_where_the_widths_differ():
+    assert small.code_predictor.projection is not None
+    assert small_talker(predictor_width=16).code_predictor.projection is None
+
+
+# ---------------------------------------------------------------- what is loaded
+def test_a_start_lists_every_tensor_that_is_missing_or_left_over():
+    source = SeededWeights(small_config())
+    del source.shapes()["talker.model.norm.weight"]
+    source.shapes()["talker.model.layers.1.mlp.up_proj.weight"] = (
+        24,
+        16,
+    )  # a layer more than the config says
+    source.shapes()["speaker_encoder.fc.bias"] = (3,)  # somebody else's
+    with pytest.raises(CheckpointMismatch) as caught:
+        Talker(
+            source,
+            small_config(),
+            num_positions=8,
+            ops=ReferenceOps(),
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+        )
+    named = [problem.partition(":")[0] for problem in caught.value.problems]
+    assert named == ["talker.model.norm.weight", "talker.model.layers.1.mlp.up_proj.weight"]
