@@ -1,0 +1,115 @@
+import pytest
+import torch
+
+from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.engine.slots import SlotState
+from qwen3tts_core.types import DrawParams, Sampling
+from tests.qwen3tts_core.request_kit import GREEDY, make_plan, make_request
+
+WIDTH, VOCAB, TRASH = 6, 32, 99
+CONFIG = TalkerEngineConfig(num_slots=3, page_size=4, max_positions=24)
+
+
+@pytest.fixture
+def state():
+    return SlotState.empty(
+        CONFIG,
+        width=WIDTH,
+        vocab_size=VOCAB,
+        trash_page=TRASH,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+
+
+def tensors(state):
+    return {name: getattr(state, name) for name in SlotState.__slots__}
+
+
+def snapshot(state):
+    return {name: tensor.clone() for name, tensor in tensors(state).items()}
+
+
+def only(slot):
+    return torch.tensor([slot])
+
+
+def test_admission_writes_one_row_and_no_other(state):
+    for tensor in tensors(state).values():  # a recognisable something everywhere
+        tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 2)
+    before = snapshot(state)
+    state.admit(1, make_request("a", rows=7, trailing=3), [4, 5], torch.full((WIDTH,), 0.5))
+    for name, tensor in tensors(state).items():
+        assert torch.equal(tensor[[0, 2, 3]], before[name][[0, 2, 3]]), name
+        assert not torch.equal(tensor[1], before[name][1]), name
+
+
+def test_a_request_starts_at_the_end_of_its_prompt(state):
+    plan = make_plan(7, num_trailing=3)
+    state.admit(2, make_request("a", plan=plan, frames=11), [8, 2, 6], torch.arange(6.0))
+    expected = {"position": 6, "frame": 0, "frame_limit": 11, "active": 1, "piece": 0, "num_trailing": 3}
+    assert {name: int(state.column(name, only(2))) for name in expected} == expected
+    assert state.input_rows[2].tolist() == [0, 1, 2, 3, 4, 5]
+    assert tuple(state.trailing_ids[2, :3].tolist()) == plan.trailing_ids
+    assert state.page_table[2, :3].tolist() == [8, 2, 6]
+
+
+def test_nothing_of_the_request_before_is_left(state):
+    state.admit(
+        0, make_request("a", trailing=9, frames=3, seed=5, sampling=Sampling()), [1], torch.ones(WIDTH)
+    )
+    state.seen[0] = True
+    state.set_column("frame", only(0), only(3))
+    state.set_column("active", only(0), only(0))
+    request = make_request("b", trailing=2, frames=8)
+    state.admit(0, request, [1], torch.ones(WIDTH))
+    fresh = SlotState.empty(
+        CONFIG,
+        width=WIDTH,
+        vocab_size=VOCAB,
+        trash_page=TRASH,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    fresh.admit(0, request, [1], torch.ones(WIDTH))
+    for name in ("ints", "floats", "seen", "input_rows"):
+        assert torch.equal(getattr(state, name)[0], getattr(fresh, name)[0]), name
+    assert int(state.column("num_trailing", only(0))) == 2  # so what a longer text left is never read
+
+
+@pytest.mark.parametrize(
+    ("seed", "stored"),
+    [
+        (0, 0),
+        (-1, -1),
+        (2**32 + 7, 2**32 + 7),
+        (2**63 - 1, 2**63 - 1),
+        (2**63, -(2**63)),
+        (2**64 - 1, -1),
+        (2**64 + 5, 5),
+        (-(2**200) + 3, 3),
+    ],
+)
+def test_any_int_is_a_seed_and_its_lower_64_bits_count(state, seed, stored):
+    state.admit(1, make_request("a", seed=seed, piece=4), [0], torch.zeros(WIDTH))
+    key = state.noise_key(only(1))
+    assert (int(key.seed), int(key.piece), int(key.frame)) == (stored, 4, 0)
+
+
+def test_group_0_and_the_others_draw_by_their_own_settings(state):
+    sampling = Sampling(DrawParams(True, 0.5, 7, 0.75), DrawParams(False, 0.25, 9, 1.0), 1.5)
+    state.admit(0, make_request("a", sampling=sampling), [0], torch.zeros(WIDTH))
+    first, rest = state.draw_rows(only(0)), state.draw_rows(only(0), "sub_")
+    assert (bool(first.do_sample), float(first.temperature), int(first.top_k)) == (True, 0.5, 7)
+    assert float(first.tail_mass) == 0.25
+    assert (bool(rest.do_sample), int(rest.top_k), float(rest.tail_mass)) == (False, 9, 0.0)
+    assert float(rest.temperature) == 1.0  # greedy: the arg max of untouched scores
+    assert float(state.penalty(only(0))) == 1.5
+
+
+def test_the_padding_row_belongs_to_nobody(state):
+    assert state.padding_slot == CONFIG.num_slots
+    assert int(state.column("active", only(state.padding_slot))) == 0
+    assert (state.page_table[state.padding_slot] == TRASH).all()
+    state.admit(0, make_request("a", sampling=GREEDY), [0], torch.zeros(WIDTH))
+    assert int(state.column("active", only(state.padding_slot))) == 0

@@ -1,0 +1,179 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen3tts_core.engine.frame_step import FRAME
+from qwen3tts_core.engine.scheduler import Scheduler
+from qwen3tts_core.engine.slots import SlotState
+from qwen3tts_core.engine.talker_runner import TalkerRunner
+from qwen3tts_core.errors import InvalidRequest
+from qwen3tts_core.ops.reference import run_eagerly
+from qwen3tts_core.types import ReferenceVoice, Sampling
+from tests.qwen3tts_core.request_kit import make_plan, make_request
+from tests.qwen3tts_core.talker_kit import backend_for, engine_config, small_talker
+
+TALKER = small_talker()
+
+
+class Desk:
+    """A runner and the scheduler that feeds it, turned by hand."""
+
+    def __init__(self, *, capture=run_eagerly, **changes):
+        self.config = engine_config(**changes)
+        self.runner = TalkerRunner(TALKER, self.config, backend_for(TALKER, capture=capture))
+        self.scheduler = Scheduler(self.config)
+
+    def join(self, *requests):
+        for request in requests:
+            self.scheduler.enqueue(request)
+        placed = self.scheduler.admit()
+        for each in placed:
+            self.runner.admit(each)
+        return placed
+
+    def cache_prompts(self):
+        """Prefill until every prompt is cached; how many it took."""
+        count = 0
+        while pieces := self.scheduler.next_prefill():
+            self.runner.prefill(pieces)
+            count += 1
+        return count
+
+    def step(self, *placed):
+        """Codes by request id."""
+        rows = self.runner.launch(placed).wait()
+        assert (rows[:, -1] == FRAME).all()
+        return {p.request.request_id: row[:-1].copy() for p, row in zip(placed, rows, strict=True)}
+
+
+def frames_alone(request, count):
+    desk = Desk()
+    (placed,) = desk.join(request)
+    desk.cache_prompts()
+    return [desk.step(placed)[request.request_id] for _ in range(count)]
+
+
+# ---------------------------------------------------------------- prefill
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    st.sampled_from([(4,), (8, 16), (3, 7, 64)]),
+    st.booleans(),
+)
+def test_however_prompts_are_packed_and_cut_the_frames_are_the_same(lengths, buckets, deterministic):
+    requests = [make_request(str(i), rows=rows, frames=9) for i, rows in enumerate(lengths)]
+    desk = Desk(prefill_buckets=buckets, deterministic=deterministic)
+    placed = desk.join(*requests)
+    desk.cache_prompts()
+    steps = [desk.step(*placed) for _ in range(3)]
+    for request in requests:
+        for step, expected in zip(steps, frames_alone(request, 3), strict=True):
+            assert np.array_equal(step[request.request_id], expected)
+
+
+def test_a_pack_takes_the_smallest_bucket_and_counts_its_rows():
+    desk = Desk(prefill_buckets=(4, 16))
+    seen = []
+    talker_pass = TALKER.forward
+
+    def spy(rows, layout, cache):
+        seen.append(len(rows))
+        return talker_pass(rows, layout, cache)
+
+    TALKER.forward = spy
+    try:
+        desk.join(make_request("a", rows=4), make_request("b", rows=3))  # 3 + 2 rows to cache
+        assert desk.cache_prompts() == 1
+        desk.join(make_request("c", rows=5))
+        desk.cache_prompts()
+    finally:
+        del TALKER.forward
+    assert seen == [16, 4]
+    assert (desk.runner.counters.prefills, desk.runner.counters.prefill_rows) == (2, 9)
+
+
+def test_a_voice_that_does_not_fit_is_the_caller_s_error():
+    desk = Desk()
+    plan = replace(make_plan(4), speaker_row=1)
+    voice = ReferenceVoice("v", np.zeros(3, "<f4").tobytes())
+    with pytest.raises(InvalidRequest, match="3 values"):
+        desk.join(make_request("a", plan=plan, reference=voice))
+
+
+# ---------------------------------------------------------------- decode
+def test_every_bucket_is_captured_once_and_named():
+    names = []
+    desk = Desk(capture=lambda fn, name: names.append(name) or fn, num_slots=6)
+    assert names == [f"decode step of {size} rows" for size in (1, 2, 4, 6)]
+    placed = desk.join(*(make_request(str(i), frames=9) for i in range(6)))
+    desk.cache_prompts()
+    for count in (6, 3, 1):
+        desk.step(*placed[:count])
+    assert len(names) == 4
+
+
+def test_a_step_that_cannot_be_captured_stops_the_start():
+    def refuse(fn, name):
+        raise RuntimeError(f"cannot capture {name}")
+
+    with pytest.raises(RuntimeError, match="cannot capture decode step of 1 rows"):
+        Desk(capture=refuse)
+
+
+def test_rows_join_leave_and_change_places_in_one_bucket():
+    """The bucket's row numbers follow the membership, not its size."""
+    requests = {name: make_request(name, rows=3 + i, frames=20) for i, name in enumerate("abcdef")}
+    desk = Desk(decode_buckets=(8,))
+    placed = {p.request.request_id: p for p in desk.join(*requests.values())}
+    desk.cache_prompts()
+    frames = {name: [] for name in requests}
+    for members in ("abc", "abd", "dba", "f", "e", "abcdef", "fedcba", "", "c"):
+        if members:
+            for name, codes in desk.step(*(placed[name] for name in members)).items():
+                frames[name].append(codes)
+    for name, request in requests.items():
+        assert np.array_equal(frames[name], frames_alone(request, len(frames[name]))), name
+
+
+def test_the_smallest_bucket_runs_and_padding_is_counted():
+    desk = Desk(decode_buckets=(1, 4, 8))
+    placed = desk.join(*(make_request(str(i), frames=9) for i in range(5)))
+    desk.cache_prompts()
+    for count, padding in {5: 3, 4: 0, 2: 2, 1: 0}.items():
+        before = desk.runner.counters.padded_rows
+        desk.step(*placed[:count])
+        assert desk.runner.counters.padded_rows - before == padding
+    assert desk.runner.counters.steps == 4
+
+
+def test_a_warm_up_touches_no_slot_and_no_page():
+    desk = Desk()
+    (placed,) = desk.join(make_request("a", rows=6, frames=9, sampling=Sampling()))
+    desk.cache_prompts()
+    real = slice(desk.runner.state.padding_slot)
+
+    def everything():
+        rows = [getattr(desk.runner.state, name)[real].clone() for name in SlotState.__slots__]
+        return rows + [kv.key[:-1].clone() for kv in desk.runner.cache]
+
+    before = everything()
+    desk.runner.warm_up()
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
+    assert desk.runner.counters.steps == 0
+    assert np.array_equal(
+        desk.step(placed)["a"], frames_alone(make_request("a", rows=6, frames=9, sampling=Sampling()), 1)[0]
+    )
+
+
+def test_a_result_is_its_own_although_the_next_step_has_run():
+    desk = Desk()
+    (placed,) = desk.join(make_request("a", rows=6, frames=9))
+    desk.cache_prompts()
+    first, second = desk.runner.launch([placed]), desk.runner.launch([placed])
+    expected = frames_alone(make_request("a", rows=6, frames=9), 2)
+    assert np.array_equal(first.wait()[0, :-1], expected[0])
+    assert np.array_equal(second.wait()[0, :-1], expected[1])
