@@ -63,12 +63,15 @@ class AsyncOutbox(Generic[Item]):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._streams: dict[str, AsyncStream[Item]] = {}
-        self._pending: dict[str, list[Item | Exception]] = {}
+        self._pending: dict[AsyncStream[Item], list[Item | Exception]] = {}
         self._lock = threading.Lock()
 
     @contextmanager
     def stream(self, request_id: str) -> Iterator[AsyncStream[Item]]:
-        """Open the reading end of one request. Items for ids that nobody reads are dropped."""
+        """Open the reading end of one request.
+
+        It gets what is put from now on; items for ids that nobody reads at that moment are dropped.
+        """
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is already being read")
         stream = self._streams[request_id] = AsyncStream[Item]()
@@ -78,8 +81,11 @@ class AsyncOutbox(Generic[Item]):
             del self._streams[request_id]
 
     def put(self, request_id: str, item: Item | Exception) -> None:
-        with self._lock:
-            self._pending.setdefault(request_id, []).append(item)
+        # The reader is looked up now, not at delivery: by then another may have taken the id.
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            with self._lock:
+                self._pending.setdefault(stream, []).append(item)
 
     def flush(self) -> None:
         with self._lock:
@@ -92,8 +98,6 @@ class AsyncOutbox(Generic[Item]):
             if not self._loop.is_closed():
                 raise
 
-    def _deliver(self, batch: dict[str, list[Item | Exception]]) -> None:
-        for request_id, items in batch.items():
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                stream._push(items)
+    def _deliver(self, batch: dict[AsyncStream[Item], list[Item | Exception]]) -> None:
+        for stream, items in batch.items():
+            stream._push(items)
