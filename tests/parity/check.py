@@ -1,0 +1,81 @@
+"""Compare our code with the reference's arrays on one checkpoint.
+
+    python -m tests.parity.check --checkpoint DIR --golden FILE.npz
+
+Prints one line per array of the file: ok or FAIL, name, largest error, tolerance. Exits with 1 when
+an array fails, when one is unknown, or when nothing was compared. What can't be compared by its
+nature (inputs, draws of another generator) is listed with the reason.
+"""
+
+import argparse
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# Importing a family registers it.
+from tests.parity.families import (  # noqa: F401
+    codec,
+    generation,
+    processors,
+    prompts,
+    reference_audio,
+    text,
+    wrapper,
+)
+from tests.parity.pair import Pair
+from tests.parity.registry import REGISTRY, Result, compare
+
+
+def check_arrays(checkpoint, golden):
+    """Yield a Result for every array of `golden`, {name: array}."""
+    with Pair(checkpoint, golden) as pair:
+        for name in sorted(golden):
+            yield _check_array(pair, name)
+
+
+def _check_array(pair, name):
+    found = REGISTRY.find(name)
+    if found is None:
+        return Result(name, "FAIL", np.inf, note="unknown array: nothing compares it")
+    function, arguments = found
+    try:
+        with torch.no_grad():
+            return compare(name, pair.golden[name], function(pair, **arguments))
+    except Exception as error:  # noqa: BLE001 - reported as this array's failure; the others still get their line
+        traceback.print_exc()
+        return Result(name, "FAIL", np.inf, note=f"{type(error).__name__}: {error}")
+
+
+def summarise(results):
+    """(last line of the report, whether all is well)."""
+    count = {status: sum(result.status == status for result in results) for status in ("ok", "FAIL", "-")}
+    line = f"{len(results)} arrays: {count['ok']} ok, {count['FAIL']} failed, {count['-']} not compared"
+    if not count["ok"] and not count["FAIL"]:
+        return f"{line}; FAIL: nothing was compared", False
+    return line, not count["FAIL"]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint folder")
+    parser.add_argument("--golden", type=Path, required=True, help="what the reference computes on it")
+    args = parser.parse_args(argv)
+    with np.load(args.golden, allow_pickle=False) as file:
+        golden = {name: file[name] for name in file.files}
+    results = []
+    for result in check_arrays(args.checkpoint, golden):
+        print(result, flush=True)
+        results.append(result)
+    line, is_well = summarise(results)
+    print(line)
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # the models are tiny
+    sys.exit(main())

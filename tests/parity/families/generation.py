@@ -1,0 +1,128 @@
+"""What the talker's engine computes: golden frames forced on it, greedy runs, batches of both."""
+
+import numpy as np
+import torch
+
+from qwen3tts_core.ops.sampling import first_code_scores
+from tests.parity.registry import CLOSE, EXACT, INPUT, Computed, array
+
+
+# ---------------------------------------------------------------- forced frames
+@array(r"case/[^/]+/forced_codes")
+def forced_codes(pair):
+    return INPUT
+
+
+@array(r"case/(?P<case>[^/]+)/forced_hidden")
+def forced_hidden(pair, case):
+    trace = pair.forced(case)
+    return Computed(pair.hidden(trace)[: len(pair.golden[f"case/{case}/forced_hidden"])], tolerance=CLOSE)
+
+
+@array(r"case/(?P<case>[^/]+)/forced_logits")
+def forced_logits(pair, case):
+    num_steps = len(pair.golden[f"case/{case}/forced_codes"]) + 1
+    return Computed(torch.stack(pair.forced(case).first_logits[:num_steps]), tolerance=CLOSE)
+
+
+@array(r"case/(?P<case>[^/]+)/forced_cp_logits")
+def forced_code_predictor_logits(pair, case):
+    num_frames = len(pair.golden[f"case/{case}/forced_codes"])
+    steps = pair.forced(case).next_logits[:num_frames]
+    return Computed(torch.stack([torch.stack(step) for step in steps]), tolerance=CLOSE)
+
+
+@array(r"case/(?P<case>[^/]+)/forced_layers")
+def forced_layers(pair, case):
+    """The input of every layer; in the last place the final hidden state."""
+    trace = pair.forced(case)
+    rows = torch.cat(trace.layer_rows, dim=1)
+    layers = torch.cat([rows[:-1], pair.hidden(trace)[None]])
+    return Computed(layers[:, : pair.golden[f"case/{case}/forced_layers"].shape[1]], tolerance=CLOSE)
+
+
+# ---------------------------------------------------------------- greedy runs
+@array(r"case/(?P<case>[^/]+)/greedy_first")
+def greedy_first_codes(pair, case):
+    return Computed(pair.drawn(pair.greedy(case)), tolerance=EXACT)
+
+
+@array(r"case/(?P<case>[^/]+)/greedy_codes")
+def greedy_codes(pair, case):
+    """At its limit of N samples the reference drops the last; our limit counts frames, so we have it."""
+    num_frames = len(pair.golden[f"case/{case}/greedy_codes"])
+    return Computed(np.array(pair.greedy(case).frames[:num_frames]), tolerance=EXACT)
+
+
+@array(r"case/(?P<case>[^/]+)/greedy_hidden")
+def greedy_hidden(pair, case):
+    num_samples = len(pair.golden[f"case/{case}/greedy_hidden"])
+    return Computed(pair.step_hidden(pair.greedy(case), case)[:num_samples], tolerance=CLOSE)
+
+
+@array(r"case/(?P<case>[^/]+)/greedy_raw_logits")
+def greedy_logits(pair, case):
+    num_samples = len(pair.golden[f"case/{case}/greedy_raw_logits"])
+    return Computed(torch.stack(pair.greedy(case).first_logits[:num_samples]), tolerance=CLOSE)
+
+
+@array(r"case/(?P<case>[^/]+)/greedy_margin")
+def greedy_margin(pair, case):
+    """How far the best score of a step lies above the second best."""
+    num_samples = len(pair.golden[f"case/{case}/greedy_margin"])
+    trace = pair.greedy(case)
+    logits = torch.stack(trace.first_logits[:num_samples])
+    penalty = pair.config.sampling.repetition_penalty
+    best = processed(pair, logits, pair.drawn(trace)[:num_samples], penalty).topk(2).values
+    return Computed(best[:, 0] - best[:, 1], tolerance=CLOSE)
+
+
+def processed(pair, logits, drawn, penalty):
+    """Steps 1 to 3 of spec 2.4. Row k of `logits` [S, V] is sample k, its history `drawn[:k]`."""
+    seen = torch.zeros(logits.shape, dtype=torch.bool)
+    for step, code in enumerate(drawn[:-1]):
+        seen[step + 1 :, int(code)] = True
+    return first_code_scores(
+        logits,
+        seen,
+        torch.full((len(logits),), penalty),
+        torch.arange(len(logits)) < 2,  # the least number of frames: fixed in the reference (quirk Q5)
+        pair.talker.allowed_ids,
+        pair.config.talker.codec_eos_id,
+    )
+
+
+# ---------------------------------------------------------------- batches
+@array(r"batch/(?P<batch>[^/]+)/greedy_first")
+def batch_first_codes(pair, batch):
+    """After its end a row of the reference goes on with EOS."""
+    expected = pair.golden[f"batch/{batch}/greedy_first"]
+    rows = [pair.drawn(trace) for trace in pair.batch(batch).values()]
+    eos = pair.config.talker.codec_eos_id
+    filled = [np.pad(row, (0, expected.shape[1] - len(row)), constant_values=eos) for row in rows]
+    return Computed(np.stack(filled), tolerance=EXACT)
+
+
+@array(r"batch/(?P<batch>[^/]+)/greedy_codes")
+def batch_codes(pair, batch):
+    expected = pair.golden[f"batch/{batch}/greedy_codes"]
+    ours, theirs = [], []
+    for trace, row in zip(pair.batch(batch).values(), expected, strict=True):
+        num_frames = min(len(trace.frames), len(row))
+        ours.extend(trace.frames[:num_frames])
+        theirs.extend(row[:num_frames])
+    return Computed(np.array(ours), tolerance=EXACT, expected=np.array(theirs), note=_UP_TO_EOS)
+
+
+@array(r"batch/(?P<batch>[^/]+)/greedy_hidden")
+def batch_hidden(pair, batch):
+    expected = pair.golden[f"batch/{batch}/greedy_hidden"]
+    ours, theirs = [], []
+    for (case, trace), row in zip(pair.batch(batch).items(), expected, strict=True):
+        num_samples = len(pair.drawn(trace))
+        ours.append(pair.step_hidden(trace, case)[:num_samples])
+        theirs.append(row[:num_samples])
+    return Computed(np.concatenate(ours), tolerance=CLOSE, expected=np.concatenate(theirs), note=_UP_TO_EOS)
+
+
+_UP_TO_EOS = "each row up to its own EOS"
