@@ -1,0 +1,144 @@
+"""One Serve instance for the whole run, deployed from the config that people use, on loopback.
+
+    /               serve_configs/tiny_cpu.yaml as it is, on a free port
+    /deterministic  the same with `deterministic: true` and both transports the other way round
+
+Everything that starts here ends here, by Ray's own shutdown of what this process started.
+"""
+
+import copy
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import ray
+import yaml
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "serve_configs" / "tiny_cpu.yaml"
+START_TIMEOUT_S = 240
+
+
+def pytest_collection_modifyitems(items):
+    here = Path(__file__).parent
+    for item in items:
+        if here in Path(item.fspath).parents:
+            item.add_marker(pytest.mark.e2e)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class App:
+    """One deployed application: its HTTP client, and a way to its deployments' stats."""
+
+    def __init__(self, name, url):
+        self.name, self.url = name, url
+        self.client = httpx.Client(base_url=url, timeout=120)
+
+    def stats(self, deployment):
+        return serve.get_deployment_handle(deployment, self.name).stats.remote().result(timeout_s=30)
+
+    @property
+    def num_held(self):
+        """Talker slots, places in its queue, and codec rows that someone holds."""
+        talker, codec = self.stats("Talker"), self.stats("Codec")
+        return talker["num_running"] + talker["num_waiting"] + codec["num_rows_in_use"]
+
+    def speak(self, **fields):
+        response = self.client.post("v1/audio/speech", json={"input": "Hello there.", **fields})
+        assert response.status_code == 200, response.text
+        return response
+
+    def wait_until_ready(self, timeout_s=START_TIMEOUT_S):
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            try:
+                if self.client.get("health").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        raise TimeoutError(f"{self.name} is not ready after {timeout_s} s: {serve.status()}")
+
+
+class Server:
+    """The Serve instance: its applications, and how to deploy them again."""
+
+    def __init__(self, port):
+        config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+        config["http_options"]["port"] = port
+        (plain,) = config["applications"]
+        other = copy.deepcopy(plain)
+        other["name"], other["route_prefix"] = "deterministic", "/deterministic"
+        other["args"]["deterministic"] = True
+        # Every step pays for the whole bucket in this mode, so the sizes are what the tests need.
+        other["args"]["talker"] = {"num_slots": 8, "max_queued": 0, "max_positions": 512}
+        other["args"]["transport"] = {"talker_to_codec": "value", "codec_to_ingress": "object_ref"}
+        config["applications"].append(other)
+        self.config = config
+        url = f"http://127.0.0.1:{port}/"
+        self.plain = App(plain["name"], url)
+        self.deterministic = App("deterministic", f"{url}deterministic/")
+
+    def deploy(self, *apps):
+        wanted = {app.name for app in apps}
+        config = {
+            **self.config,
+            "applications": [a for a in self.config["applications"] if a["name"] in wanted],
+        }
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
+        for app in apps:
+            app.wait_until_ready()
+
+    def restart(self, app):
+        """Delete one application and deploy it again: new processes."""
+        others = [other for other in (self.plain, self.deterministic) if other is not app]
+        self.deploy(*others)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while app.name in serve.status().applications:
+            assert time.monotonic() < deadline, "the application doesn't go"
+            time.sleep(0.2)
+        self.deploy(*others, app)
+
+    def close(self):
+        self.plain.client.close()
+        self.deterministic.client.close()
+
+
+@pytest.fixture(scope="session")
+def server():
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+    )
+    try:
+        server = Server(free_port())
+        serve.start(http_options=server.config["http_options"])
+        server.deploy(server.plain, server.deterministic)
+        yield server
+        server.close()
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def app(server):
+    return server.plain
+
+
+@pytest.fixture(scope="session")
+def deterministic(server):
+    return server.deterministic

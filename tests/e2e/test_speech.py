@@ -1,0 +1,248 @@
+"""The real app speaks: real replicas, real engines on the tiny checkpoint, a real HTTP client."""
+
+import asyncio
+import base64
+import io
+import json
+import time
+import wave
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "seed0" / "custom_voice.npz"
+SPEECH = "v1/audio/speech"
+BYTES_PER_FRAME = 1920 * 2
+LONG = {"seed": 1, "max_new_tokens": 150}  # this seed draws no end before that
+
+
+def samples(pcm):
+    return np.frombuffer(pcm, "<i2").astype(np.int32)
+
+
+def assert_same_codes(pcm, other):
+    """Same codes decode to the same audio but for rounding; other codes to something else entirely."""
+    assert len(pcm) == len(other)
+    assert np.abs(samples(pcm) - samples(other)).max() <= 1
+
+
+def events(text):
+    return [json.loads(block.split("data: ", 1)[1]) for block in text.strip().split("\n\n")]
+
+
+def sse_audio(text):
+    return b"".join(base64.b64decode(e["audio"]) for e in events(text) if e["type"] == "speech.audio.delta")
+
+
+async def speak_all(app, bodies, timeout_s=240):
+    limits = httpx.Limits(max_connections=len(bodies))
+    async with httpx.AsyncClient(base_url=app.url, timeout=timeout_s, limits=limits) as client:
+        return await asyncio.gather(
+            *[client.post(SPEECH, json={"input": "Hello there.", **b}) for b in bodies]
+        )
+
+
+# ---------------------------------------------------------------- what comes out
+@pytest.mark.parametrize("num_frames", [1, 2, 5, 30])
+def test_every_response_has_exactly_its_frames(app, num_frames):
+    response = app.speak(seed=1, max_new_tokens=num_frames)
+    assert response.headers["x-num-frames"] == str(num_frames)
+    assert response.headers["x-finish-reason"] == "length"
+    assert (
+        int(response.headers["content-length"]) == len(response.content) == 44 + num_frames * BYTES_PER_FRAME
+    )
+    with wave.open(io.BytesIO(response.content)) as reader:
+        assert (reader.getframerate(), reader.getnframes()) == (24000, num_frames * 1920)
+
+
+@pytest.mark.parametrize("name", ["app", "deterministic"])
+def test_whole_streamed_and_sse_are_the_same_bytes(name, request):
+    app = request.getfixturevalue(name)
+    body = {"seed": 5, "max_new_tokens": 60, "response_format": "pcm"}
+    whole = app.speak(**body)
+    raw = app.speak(**body, stream=True)
+    sse = app.speak(**body, stream=True, stream_format="sse")
+    assert raw.content == whole.content
+    assert sse_audio(sse.text) == whole.content
+    done = events(sse.text)[-1]
+    assert done["type"] == "speech.audio.done"
+    assert done["num_frames"] * BYTES_PER_FRAME == len(whole.content)
+    assert done["finish_reason"] == whole.headers["x-finish-reason"]
+
+
+def test_a_streamed_wav_has_one_header_of_unknown_size(app):
+    content = app.speak(seed=1, max_new_tokens=40, stream=True).content
+    assert content.count(b"RIFF") == 1
+    assert content[4:8] == content[40:44] == b"\xff" * 4
+    assert len(content) == 44 + 40 * BYTES_PER_FRAME
+
+
+@pytest.mark.parametrize("num_others", [0, 4])
+def test_the_golden_sentence_stops_at_its_frame_and_sounds_like_the_reference(app, num_others):
+    golden = np.load(GOLDEN)["wrapper/plain_auto_stream_wav"]
+    body = {
+        "input": "Hello there, how are you today?",
+        "voice": "vivian",
+        "language": "Auto",
+        "non_streaming_mode": False,
+        "temperature": 0,
+        "subtalker_temperature": 0,
+        "response_format": "pcm",
+    }
+    others = [{"seed": seed, "max_new_tokens": 30} for seed in range(num_others)]  # 5 rows, padded to 8
+    response, *rest = asyncio.run(speak_all(app, [body, *others]))
+    assert [r.status_code for r in (response, *rest)] == [200] * (num_others + 1)
+    assert response.headers["x-finish-reason"] == "stop"
+    assert response.headers["x-num-frames"] == "9"
+    error = np.abs(samples(response.content) / 32767 - golden).max()
+    assert error <= 1e-4 + 0.5 / 32767  # the reference's tolerance, and the rounding to 16 bits
+
+
+# ---------------------------------------------------------------- when it comes
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_first_bytes_arrive_before_the_last_frame_is_made(app, stream_format):
+    arrivals = []
+    began = time.perf_counter()
+    body = {"input": "Hello there.", "stream": True, "stream_format": stream_format, **LONG}
+    with app.client.stream("POST", SPEECH, json=body) as response:
+        for _ in response.iter_raw():
+            arrivals.append(time.perf_counter() - began)  # noqa: PERF401 - the clock is read per item
+    assert len(arrivals) >= 5
+    assert arrivals[0] < 0.5 * arrivals[-1]
+
+
+# ---------------------------------------------------------------- seeds
+async def test_a_seed_means_the_same_codes_alone_and_among_others(app):
+    body = {"seed": 42, "max_new_tokens": 40, "response_format": "pcm"}
+    others = [{"seed": seed, "max_new_tokens": 20 + 5 * seed, "stream": True} for seed in range(7)]
+    (alone,) = await speak_all(app, [body])
+    among, *_ = await speak_all(app, [body, *others])
+    assert_same_codes(alone.content, among.content)
+    (other_seed,) = await speak_all(app, [{**body, "seed": 43}])
+    assert other_seed.content != alone.content
+
+
+def test_deterministic_means_the_same_bytes_among_others_and_after_a_restart(server, deterministic):
+    body = {"seed": 42, "max_new_tokens": 40, "response_format": "pcm"}
+    others = [{"seed": seed, "max_new_tokens": 20 + 5 * seed} for seed in range(7)]
+    alone = deterministic.speak(**body).content
+    among, *_ = asyncio.run(speak_all(deterministic, [body, *others]))
+    assert among.content == alone
+    pid = deterministic.stats("Talker")["pid"]
+    server.restart(deterministic)
+    assert deterministic.stats("Talker")["pid"] != pid
+    assert deterministic.speak(**body).content == alone
+
+
+# ---------------------------------------------------------------- many
+async def test_32_at_once_are_all_served_whole_while_health_stays_quick(app):
+    bodies = [{"seed": seed, "max_new_tokens": 20, "stream": bool(seed % 2)} for seed in range(32)]
+    speaking = asyncio.create_task(speak_all(app, bodies))
+    worst_s = 0.0
+    async with httpx.AsyncClient(base_url=app.url, timeout=30) as client:
+        while not speaking.done():
+            began = time.perf_counter()
+            assert (await client.get("health")).status_code == 200
+            worst_s = max(worst_s, time.perf_counter() - began)
+            await asyncio.sleep(0.05)
+    responses = await speaking
+    assert [response.status_code for response in responses] == [200] * 32
+    for response in responses:
+        assert (len(response.content) - 44) % BYTES_PER_FRAME == 0
+        assert 2 <= (len(response.content) - 44) // BYTES_PER_FRAME <= 20
+    assert worst_s < 2.0  # a liveness bound: two cores run every replica and this client
+
+
+async def test_more_than_the_queue_holds_is_refused_at_once_and_the_rest_is_served(app):
+    bodies = [{"seed": seed, "max_new_tokens": 60} for seed in range(80)]  # 8 slots and a queue of 32
+    responses = await speak_all(app, bodies)
+    statuses = [response.status_code for response in responses]
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) >= 40
+    for response in responses:
+        if response.status_code == 503:
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == "overloaded"
+    assert app.speak(max_new_tokens=5).status_code == 200
+
+
+# ---------------------------------------------------------------- leaving
+def wait_until_free(app, deadline_s=2.0):
+    deadline = time.monotonic() + deadline_s
+    while held := app.num_held:
+        assert time.monotonic() < deadline, f"{held} still held after {deadline_s} s"
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(600)
+def test_a_client_that_leaves_after_three_chunks_frees_slot_and_row_100_times(app):
+    wait_until_free(app, 10)
+    three_chunks = 44 + (1 + 3 + 8) * BYTES_PER_FRAME
+    body = {"input": "Hello there.", "stream": True, "seed": 1, "max_new_tokens": 3000}
+    for _ in range(100):
+        received = 0
+        with app.client.stream("POST", SPEECH, json=body) as response:
+            for part in response.iter_raw():
+                received += len(part)
+                if received >= three_chunks:
+                    break
+        assert received >= three_chunks
+        wait_until_free(app)
+    talker, codec = app.stats("Talker"), app.stats("Codec")
+    assert talker["num_free_slots"] == 8
+    assert codec["num_free_rows"] == 40
+
+
+def test_a_client_that_leaves_a_whole_body_frees_slot_and_row(app):
+    wait_until_free(app, 10)
+    body = {"input": "Hello there.", "seed": 1, "max_new_tokens": 3000}
+    with pytest.raises(httpx.ReadTimeout):
+        app.client.post(SPEECH, json=body, timeout=0.7)
+    wait_until_free(app)
+
+
+# ---------------------------------------------------------------- refusals
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "nope"}, 404, "model"),
+        ({"voice": "nope"}, 400, "voice"),
+        ({"language": "nope"}, 400, "language"),
+        ({"response_format": "mp3"}, 400, "response_format"),
+        ({"speed": 1}, 400, "speed"),
+        ({"stream": "false"}, 400, "stream"),
+        ({"seed": True}, 400, "seed"),
+        ({"input": ""}, 400, "input"),
+        ({"input": " \n"}, 400, "input"),
+        ({"input": "word " * 3000}, 400, "input"),
+    ],
+)
+def test_bad_input_is_refused_by_name_before_any_audio(app, fields, status, param):
+    response = app.client.post(SPEECH, json={"input": "Hello there.", "stream": True, **fields})
+    assert response.status_code == status
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["error"]["param"] == param
+
+
+def test_everything_else_that_is_wrong_has_an_error_object_too(app):
+    client = app.client
+    answers = {
+        415: client.post(SPEECH, data={"input": "Hello there."}),
+        400: client.post(SPEECH, content=b"{", headers={"content-type": "application/json"}),
+        404: client.get("v1/nope"),
+        405: client.get(SPEECH),
+    }
+    for status, response in answers.items():
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_every_answer_has_one_request_id_the_clients_own_if_it_sent_one(app):
+    for path in ("health", "v1/models", "v1/nope"):
+        assert len(app.client.get(path).headers.get_list("x-request-id")) == 1
+    response = app.client.post(
+        SPEECH, json={"input": "Hello there.", "max_new_tokens": 2}, headers={"x-request-id": "mine-7"}
+    )
+    assert response.headers.get_list("x-request-id") == ["mine-7"]
