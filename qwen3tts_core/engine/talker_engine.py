@@ -53,10 +53,11 @@ class TalkerStats:
 
 @dataclass(slots=True)
 class _Stream:
-    """Frames of one request that haven't left yet."""
+    """Frames of one request that haven't left yet. placed: set once it is admitted."""
 
     sizes: Iterator[int]
     chunk_frames: int
+    placed: Placed | None = None
     first_frame: int = 0
     frames: list[NDArray[np.int64]] = field(default_factory=list)
 
@@ -77,7 +78,8 @@ class TalkerEngine:
     """Thread-safe front; the loop and everything it touches live on one thread.
 
     Every submitted request gets FrameBatch items in the outbox until one carries a finish reason,
-    or an exception; after `cancel` it may get nothing more.
+    or an exception. `cancel` ends that at once and frees the id: what the old request still owns is
+    told from a new one's by its `Placed`, never by the id.
     """
 
     def __init__(self, runner: TalkerRunner, ramp: ChunkRamp, outbox: Outbox[FrameBatch]) -> None:
@@ -106,7 +108,9 @@ class TalkerEngine:
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        if self._thread.is_alive():
+        if self._thread.ident is None:  # never started: nobody else will tell them
+            self._fail_all(EngineFault("the talker is stopped"))
+        else:
             self._thread.join()
 
     def submit(self, request: SpeechRequest) -> None:
@@ -125,7 +129,7 @@ class TalkerEngine:
     def cancel(self, request_id: str) -> None:
         """The consumer left: free slot and pages before the next step. Unknown ids are fine."""
         with self._wake:
-            if request_id in self._streams:
+            if self._streams.pop(request_id, None) is not None:
                 self._cancelled.append(request_id)
                 self._wake.notify()
 
@@ -176,6 +180,8 @@ class TalkerEngine:
                 return False
             self._drop_cancelled()
             admitted = self._scheduler.admit()
+            for placed in admitted:
+                self._streams[placed.request.request_id].placed = placed
         # From here on the lock is free: a submit never waits for the device.
         self._place(admitted)
         pieces = self._scheduler.next_prefill()
@@ -192,7 +198,7 @@ class TalkerEngine:
 
     def _drop_cancelled(self) -> None:
         for request_id in self._cancelled:
-            self._end(request_id)
+            self._release(request_id)
         self._cancelled.clear()
 
     def _place(self, admitted: list[Placed]) -> None:
@@ -201,8 +207,17 @@ class TalkerEngine:
             try:
                 self._runner.admit(placed)
             except TTSError as error:
-                self._outbox.put(placed.request.request_id, error)
-                self._end(placed.request.request_id)
+                self._refuse(placed, error)
+
+    def _refuse(self, placed: Placed, error: TTSError) -> None:
+        request_id = placed.request.request_id
+        with self._wake:
+            if self._live_stream(placed) is not None:
+                self._outbox.put(request_id, error)
+                del self._streams[request_id]
+            else:
+                self._cancelled.remove(request_id)  # its consumer left since it was admitted
+            self._release(request_id)
 
     def _read(self, step: PendingStep) -> None:
         """Hand out what a finished step made."""
@@ -211,9 +226,9 @@ class TalkerEngine:
             for placed, row in zip(step.placed, results, strict=True):
                 request_id = placed.request.request_id
                 outcome = int(row[-1])
-                if outcome == INERT or self._scheduler.placed(request_id) is not placed:
+                stream = self._live_stream(placed)
+                if outcome == INERT or stream is None:
                     continue  # finished before this step, or cancelled meanwhile
-                stream = self._streams[request_id]
                 if outcome != STOP:
                     stream.frames.append(row[:-1].copy())
                     self._num_frames += 1
@@ -222,22 +237,32 @@ class TalkerEngine:
                 if batch is not None:
                     self._outbox.put(request_id, batch)
                 if finish is not None:
-                    self._end(request_id)
+                    del self._streams[request_id]
+                    self._release(request_id)
 
-    def _end(self, request_id: str) -> None:
-        """Give everything back. Steps in flight finish before a later prefill reuses the pages."""
-        with self._wake:
-            placed = self._scheduler.placed(request_id)
-            if placed is not None:
-                self._runner.forget(placed.slot)
-            self._scheduler.release(request_id)
-            self._streams.pop(request_id, None)
+    def _live_stream(self, placed: Placed) -> _Stream | None:
+        """Whoever waits for this very request's frames: not the next one of the same id."""
+        stream = self._streams.get(placed.request.request_id)
+        return stream if stream is not None and stream.placed is placed else None
+
+    def _release(self, request_id: str) -> None:
+        """Give slot and pages back. Steps in flight finish before a later prefill reuses the pages.
+
+        Of two requests with this id, one cancelled and one waiting, it is always the older's turn.
+        """
+        placed = self._scheduler.placed(request_id)
+        if placed is not None:
+            self._runner.forget(placed.slot)
+        self._scheduler.release(request_id)
 
     def _fail_all(self, error: EngineFault) -> None:
         with self._wake:
-            for request_id in self._scheduler.request_ids():
+            for request_id in self._streams:
                 self._outbox.put(request_id, error)
-                self._end(request_id)
+            self._streams.clear()
+            self._cancelled.clear()
+            for request_id in self._scheduler.request_ids():
+                self._release(request_id)
         self._outbox.flush()
 
 
