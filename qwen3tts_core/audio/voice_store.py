@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_VOICES = 1_000
 MAX_TRANSCRIPT_CHARS = 4_096
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LEFT_OVER_S = 600.0  # a file no record names is a crashed upload's, or a race's, once it is this old
 _READS = 20  # of a record whose payload is gone; each needs another upload to have come in between
 

@@ -520,6 +520,13 @@ async def test_what_is_no_base64_is_refused(ref_audio, message):
         await fetcher().fetch(ref_audio)
 
 
+async def test_padding_inside_a_long_text_is_refused_wherever_it_falls():
+    for end in range(1_048_570, 1_048_580):  # about where one slice ends and the next begins
+        text = "A" * (end - 2) + "==" + "A" * 400
+        with pytest.raises(InvalidReferenceAudio, match="neither a URL nor base64"):
+            await fetcher().fetch(text)
+
+
 async def test_base64_over_the_limit_is_refused():
     clips = fetcher(max_bytes=1_000)
     assert len(await clips.fetch(base64.b64encode(bytes(1_000)).decode())) == 1_000

@@ -87,6 +87,14 @@ def test_a_name_uploaded_again_speaks_with_the_new_clip(store, tmp_path):
         store.clip(old)
 
 
+def test_the_same_clip_uploaded_again_stays(store):
+    for transcript in ("one", "two"):
+        put(store, "ada", 0, transcript=transcript)
+    voice = store.get("ada")
+    assert voice.record.transcript == "two"
+    assert belongs_together(store, voice)
+
+
 def test_the_same_clip_under_two_names_is_two_voices(store):
     put(store, "ada", 0)
     put(store, "bob", 0)
