@@ -21,6 +21,7 @@ from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.errors import CheckpointMismatch
 from qwen3tts_core.model.talker import Talker, open_talker
 from qwen3tts_core.model.weights import ShapesOnly
+from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, PrefillLayout, PrefillSequence
 from qwen3tts_core.ops.reference import HostTransfer, ReferenceOps, run_eagerly
 from qwen3tts_core.ops.select import Backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -82,6 +83,83 @@ def golden(variant):
             build_plan(config, tokenizer, speech), arrays[f"case/{name}/greedy_codes"], is_stopped
         )
     return cases
+
+
+@dataclass(frozen=True)
+class Forced:
+    """One golden case's teacher forcing: eight given frames, and all numbers that the reference got."""
+
+    plan: object
+    arrays: dict
+
+    @property
+    def codes(self):
+        """[8, G] int64."""
+        return torch.from_numpy(self.arrays["forced_codes"].astype(np.int64))
+
+    def input_rows(self, talker):
+        """Prompt, then the input that follows each frame: [P + 8, D]."""
+        trailing = [*self.plan.trailing_ids, *[talker.config.tts_pad_id] * 8][:8]
+        frames = talker.frame_embeddings(self.codes.to(talker.device)) + talker.text_features(trailing)
+        return torch.cat([talker.prompt_rows(self.plan), frames])
+
+
+@functools.cache
+def forced(variant, name):
+    arrays = np.load(SEED0 / f"{variant}.npz")
+    wanted = ("forced_codes", "forced_hidden", "forced_logits", "forced_cp_logits")
+    return Forced(golden(variant)[name].plan, {key: arrays[f"case/{name}/{key}"] for key in wanted})
+
+
+# ---------------------------------------------------------------- passes by hand
+class OneStream:
+    """A cache with one stream in it, NaN wherever it hasn't written, and the layouts of its next rows."""
+
+    page_size = 4
+
+    def __init__(self, stack, num_positions, *, device="cpu", dtype=torch.float32):
+        num_pages, self.device = -(-num_positions // self.page_size), device
+        shape = (2, num_pages + 1, self.page_size, stack.num_kv_heads, stack.head_dim)
+        layers = [torch.full(shape, torch.nan, device=device, dtype=dtype) for _ in range(stack.num_layers)]
+        self.cache = [LayerKV(*layer) for layer in layers]
+        self.page_table = torch.arange(num_pages, device=device)[None]
+        self.num_cached = 0
+
+    def _next(self, num_rows):
+        first, self.num_cached = self.num_cached, self.num_cached + num_rows
+        return torch.arange(first, first + num_rows, device=self.device)
+
+    def prefill_layout(self, num_rows):
+        sequence = PrefillSequence(0, num_rows, self.num_cached)
+        positions = self._next(num_rows)
+        return PrefillLayout(
+            positions, positions, self.page_table, row_sequence=0 * positions, sequences=(sequence,)
+        )
+
+    def decode_layout(self):
+        position = self._next(1)
+        return DecodeLayout(position, position, self.page_table)
+
+
+def run_rows(talker, rows, cuts):
+    """Hidden states of all rows; a cut of 1 goes in as a decode step, a longer one as a prefill."""
+    stack, parts = talker.config.talker.transformer, []
+    stream = OneStream(stack, len(rows), device=talker.device, dtype=talker.dtype)
+    for part in rows.split(cuts):
+        layout = stream.decode_layout() if len(part) == 1 else stream.prefill_layout(len(part))
+        parts.append(talker.final_norm(talker(part, layout, stream.cache)))
+    return torch.cat(parts)
+
+
+def scripted(codes, log):
+    """A code predictor's draw that takes the given frames' codes and keeps the logits it was shown."""
+
+    def draw(logits, group, inputs):
+        log.append((group, logits))
+        drawn = codes[:, group]
+        return drawn, None if inputs is None else inputs[drawn]
+
+    return draw
 
 
 # ---------------------------------------------------------------- a smaller one, in memory
@@ -257,20 +335,23 @@ def speak(talker, requests, config=None, **parts):
 class StepHook:
     """A `Capture` that calls `before(step)` in the engine's thread ahead of each launch.
 
-    Steps count from 0 after the warm-up, which launches every bucket once.
+    Steps count from 0 after the warm-up, which launches every bucket once. capture: what turns the
+    step itself into a launch.
     """
 
-    def __init__(self, before, num_buckets):
-        self._before, self._step = before, -num_buckets
+    def __init__(self, before, num_buckets, capture=run_eagerly):
+        self._before, self._step, self._capture = before, -num_buckets, capture
 
     def __call__(self, fn, name):
-        def launch():
+        launch = self._capture(fn, name)
+
+        def hooked():
             step, self._step = self._step, self._step + 1
             if step >= 0:
                 self._before(step)
-            fn()
+            launch()
 
-        return launch
+        return hooked
 
 
 class LateTransfer:

@@ -8,54 +8,22 @@ from hypothesis import strategies as st
 
 from qwen3tts_core.errors import CheckpointMismatch, InvalidRequest
 from qwen3tts_core.model.talker import Talker
-from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, PrefillLayout, PrefillSequence
 from qwen3tts_core.ops.reference import ReferenceOps
 from qwen3tts_core.types import NO_ID, PrefillPlan, ReferenceVoice
 from tests.qwen3tts_core.request_kit import make_plan
 from tests.qwen3tts_core.talker_kit import (
     FOLDERS,
-    SEED0,
+    OneStream,
     SeededWeights,
     checkpoint_talker,
-    golden,
+    forced,
+    run_rows,
+    scripted,
     small_config,
     small_talker,
 )
 
-PAGE = 4
 small = small_talker()
-
-
-class OneStream:
-    """A cache with one stream in it, and the layouts of its next rows."""
-
-    def __init__(self, stack, num_positions):
-        num_pages = -(-num_positions // PAGE)
-        shape = (num_pages + 1, PAGE, stack.num_kv_heads, stack.head_dim)
-        self.cache = [LayerKV(*torch.full((2, *shape), torch.nan)) for _ in range(stack.num_layers)]
-        self.page_table = torch.arange(num_pages)[None]
-        self.num_cached = 0
-
-    def prefill_layout(self, num_rows):
-        positions = torch.arange(self.num_cached, self.num_cached + num_rows)
-        sequence = PrefillSequence(0, num_rows, self.num_cached)
-        self.num_cached += num_rows
-        owner = torch.zeros(num_rows, dtype=torch.int64)
-        return PrefillLayout(positions, positions, self.page_table, row_sequence=owner, sequences=(sequence,))
-
-    def decode_layout(self):
-        position = torch.tensor([self.num_cached])
-        self.num_cached += 1
-        return DecodeLayout(position, position, self.page_table)
-
-
-def run(talker, rows, cuts):
-    """Hidden states of all rows; a cut of 1 goes in as a decode step, a longer one as a prefill."""
-    stream, parts = OneStream(talker.config.talker.transformer, len(rows)), []
-    for part in rows.split(cuts):
-        layout = stream.decode_layout() if len(part) == 1 else stream.prefill_layout(len(part))
-        parts.append(talker.final_norm(talker(part, layout, stream.cache)))
-    return torch.cat(parts)
 
 
 # ---------------------------------------------------------------- what goes in
@@ -127,50 +95,34 @@ def test_only_codes_and_eos_may_be_drawn():
 @pytest.mark.parametrize("variant", FOLDERS)
 def test_forced_frames_give_the_reference_s_hidden_states_and_logits(variant):
     """The first golden case: its prompt in one prefill, then eight forced frames step by step."""
-    arrays = np.load(SEED0 / f"{variant}.npz")
-    name, case = next((n, c) for n, c in golden(variant).items() if f"case/{n}/forced_layers" in arrays)
-    talker = checkpoint_talker(variant)
-    forced = {key: arrays[f"case/{name}/{key}"] for key in ("forced_codes", "forced_hidden", "forced_logits")}
-    codes = torch.from_numpy(forced["forced_codes"].astype(np.int64))
-    trailing = [*case.plan.trailing_ids, *[talker.config.tts_pad_id] * len(codes)][: len(codes)]
-    frames = talker.frame_embeddings(codes) + talker.text_features(trailing)
-    rows = torch.cat([talker.prompt_rows(case.plan), frames])
-    hidden = run(talker, rows, [case.plan.num_rows] + [1] * len(codes))
+    talker, name = checkpoint_talker(variant), "plain_auto_stream"
+    rows = forced(variant, name).input_rows(talker)
+    hidden = run_rows(talker, rows, [len(rows) - 8] + [1] * 8)
+    arrays = forced(variant, name).arrays
     # The kit's gate is 1e-4; an independent float32 implementation was within 5e-6.
-    np.testing.assert_allclose(hidden, forced["forced_hidden"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(hidden, arrays["forced_hidden"], rtol=0, atol=1e-5)
     logits = talker.first_logits(hidden[-9:])
-    np.testing.assert_allclose(logits, forced["forced_logits"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(logits, arrays["forced_logits"], rtol=0, atol=2e-5)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6))
 def test_a_prompt_in_pieces_is_the_whole_prompt(cuts):
     rows = small.prompt_rows(make_plan(sum(cuts)))
-    whole = run(small, rows, [len(rows)])
-    torch.testing.assert_close(run(small, rows, cuts), whole, rtol=0, atol=1e-5)
+    whole = run_rows(small, rows, [len(rows)])
+    torch.testing.assert_close(run_rows(small, rows, cuts), whole, rtol=0, atol=1e-5)
 
 
 def test_later_rows_change_nothing_before_them():
     rows = small.prompt_rows(make_plan(9))
     changed = rows.clone()
     changed[6:] += 1
-    before, after = run(small, rows, [9]), run(small, changed, [9])
+    before, after = run_rows(small, rows, [9]), run_rows(small, changed, [9])
     torch.testing.assert_close(before[:6], after[:6], rtol=0, atol=1e-6)
     assert not torch.allclose(before[6:], after[6:], atol=1e-2)
 
 
 # ---------------------------------------------------------------- the code predictor
-def scripted(codes, log):
-    """A draw that takes the given frame's codes and keeps the logits it was shown."""
-
-    def draw(logits, group, inputs):
-        log.append((group, logits))
-        drawn = codes[:, group]
-        return drawn, None if inputs is None else inputs[drawn]
-
-    return draw
-
-
 @pytest.mark.parametrize("variant", [*FOLDERS, "small"])
 def test_groups_one_by_one_equal_one_causal_pass_over_the_frame(variant):
     """Spec 2.3: inputs [h, E_0[c0], E_1[c1], ...], head g - 1 at position g."""
