@@ -10,12 +10,13 @@ import torch
 from qwen3tts_core.audio.clip import ReferenceClip
 from qwen3tts_core.config import CheckpointConfig
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
+from qwen3tts_core.ops.sampling import cut_scores, first_code_scores
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.streaming.codec_window import window_at
 from qwen3tts_core.text.prompt import CloneReference, SpeechText, build_plan, check_tokenizer
 from qwen3tts_core.text.tokenizer import TextTokenizer
 from qwen3tts_core.types import ReferenceVoice, Sampling, SpeechRequest
-from tests.parity.taps import TappedEngine
+from tests.parity.taps import FirstDraw, TappedEngine
 
 
 class Pair:
@@ -102,15 +103,16 @@ class Pair:
         names = ("greedy_first", "sampled_first", "forced_logits")
         return max(len(self.golden.get(f"case/{case}/{name}", ())) for name in names)
 
-    def request(self, case, num_samples):
-        sampling = self.config.sampling
+    def request(self, case, num_samples, sampling=None):
+        """sampling: None is greedy, with the checkpoint's repetition penalty."""
+        default = self.config.sampling
         greedy = Sampling(
-            talker=replace(sampling.talker, do_sample=False),
-            subtalker=replace(sampling.subtalker, do_sample=False),
-            repetition_penalty=sampling.repetition_penalty,
+            talker=replace(default.talker, do_sample=False),
+            subtalker=replace(default.subtalker, do_sample=False),
+            repetition_penalty=default.repetition_penalty,
         )
-        voice = self.reference_voice(case)
-        return SpeechRequest(case, self.plan(case), greedy, seed=0, max_frames=num_samples, reference=voice)
+        plan, voice = self.plan(case), self.reference_voice(case)
+        return SpeechRequest(case, plan, sampling or greedy, seed=0, max_frames=num_samples, reference=voice)
 
     def greedy(self, case):
         """The case alone in the engine, until the golden run's last sample or EOS."""
@@ -123,9 +125,18 @@ class Pair:
         requests = [self.request(c, len(codes[c]) + 1) for c in self.cases]
         return self._run("forced", requests, codes)[case]
 
-    def forced_as_sampled(self, case):
-        codes = self.golden[f"case/{case}/sampled_codes"]
-        return self._run(("sampled", case), [self.request(case, len(codes) + 1)], {case: codes})[case]
+    def sampled(self, case, run, sampling):
+        """The draws of a sampled golden run forced on the engine, which has the run's settings.
+
+        The group-0 codes are there of every run; the others only where the file holds whole frames.
+        """
+        first = self.golden[f"case/{case}/{run}_first"]
+        codes = np.full((len(first), self.config.talker.num_code_groups), -1)
+        codes[:, 0] = first
+        frames = self.golden.get(f"case/{case}/{run}_codes", codes[:0])
+        codes[: len(frames)] = frames
+        request = self.request(case, len(first), sampling)
+        return self._run((run, case), [request], {case: codes})[case]
 
     def batch(self, name):
         """Several cases at once, as the reference ran them; {case: Trace}."""
@@ -151,6 +162,16 @@ class Pair:
         """Group-0 codes in order, EOS included when it was drawn."""
         eos = [self.config.talker.codec_eos_id] if trace.finish == "stop" else []
         return np.array([*(int(frame[0]) for frame in trace.frames), *eos])
+
+    def first_scores(self, logits, trace, *, cut=False):
+        """`logits` [S, V] through the group-0 processors, as the engine set them in the run of `trace`.
+
+        cut: with temperature, top-k and top-p; a greedy run of the reference stops before them.
+        """
+        state = FirstDraw.stack(trace.first_draws[: len(logits)])
+        allowed, eos_id = self.talker.allowed_ids, self.config.talker.codec_eos_id
+        scores = first_code_scores(logits, state.seen, state.penalty, state.forbid_eos, allowed, eos_id)
+        return cut_scores(scores, state.draw) if cut else scores
 
     # ------------------------------------------------------------ codec
     @cached_property

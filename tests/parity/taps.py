@@ -6,7 +6,7 @@ the talker note what goes through its layers; `TappedRunner` says whose rows tho
 """
 
 import queue
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.talker_engine import TalkerEngine
 from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.model.talker import open_talker
+from qwen3tts_core.ops.interface import DrawRows
 from qwen3tts_core.ops.select import select_backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 
@@ -25,13 +26,14 @@ _TIMEOUT_S = 120
 class Trace:
     """What happened to one request. Layer rows: [layers + 1, n, D], the last before the final norm.
 
-    forced: [n, G] codes of the first frames, or None. first_logits: [V] per step; next_logits:
-    [G - 1, C] per step.
+    forced: [n, G] codes of the first frames, -1 where the draw is free, or None. first_logits: [V]
+    per step; next_logits: [G - 1, C] per step. first_draws: per step how group 0 was drawn.
     """
 
     forced: np.ndarray | None = None
     layer_rows: list = field(default_factory=list)
     first_logits: list = field(default_factory=list)
+    first_draws: list = field(default_factory=list)
     next_logits: list = field(default_factory=list)
     frames: list = field(default_factory=list)
     finish: str | None = None
@@ -39,7 +41,32 @@ class Trace:
     def forced_code(self, group):
         """The code of the step that is running now, or None if it is free."""
         step = len(self.first_logits) - 1
-        return None if self.forced is None or step >= len(self.forced) else int(self.forced[step, group])
+        if self.forced is None or step >= len(self.forced) or self.forced[step, group] < 0:
+            return None
+        return int(self.forced[step, group])
+
+
+@dataclass(frozen=True)
+class FirstDraw:
+    """What the engine hands to `Ops.draw_first` beside the logits, for one row of one step."""
+
+    seen: torch.Tensor
+    penalty: torch.Tensor
+    forbid_eos: torch.Tensor
+    draw: DrawRows
+
+    @classmethod
+    def of_row(cls, row, seen, penalty, forbid_eos, draw):
+        one = slice(row, row + 1)
+        settings = {f.name: getattr(draw, f.name)[one].clone() for f in fields(draw)}
+        return cls(seen[one].clone(), penalty[one].clone(), forbid_eos[one].clone(), DrawRows(**settings))
+
+    @classmethod
+    def stack(cls, draws):
+        """Steps as rows."""
+        settings = {f.name: torch.cat([getattr(d.draw, f.name) for d in draws]) for f in fields(DrawRows)}
+        tensors = (torch.cat([getattr(d, name) for d in draws]) for name in ("seen", "penalty", "forbid_eos"))
+        return cls(*tensors, DrawRows(**settings))
 
 
 class Taps:
@@ -69,11 +96,13 @@ class TappedOps:
     def __getattr__(self, name):
         return getattr(self._ops, name)
 
-    def draw_first(self, logits, *args):
+    def draw_first(self, logits, seen, penalty, forbid_eos, allowed, eos_id, draw, noise):
         for row, trace in enumerate(self._taps.traces):
             trace.first_logits.append(logits[row].clone())
+            trace.first_draws.append(FirstDraw.of_row(row, seen, penalty, forbid_eos, draw))
             trace.next_logits.append([])
-        return self._ops.draw_first(self._leave_no_choice(logits, 0), *args)
+        logits = self._leave_no_choice(logits, 0)
+        return self._ops.draw_first(logits, seen, penalty, forbid_eos, allowed, eos_id, draw, noise)
 
     def draw_next(self, logits, draw, noise, group, inputs):
         for row, trace in enumerate(self._taps.traces):

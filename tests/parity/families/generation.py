@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 
-from qwen3tts_core.ops.sampling import first_code_scores
 from tests.parity.registry import CLOSE, EXACT, INPUT, Computed, array
 
 
@@ -71,25 +70,9 @@ def greedy_margin(pair, case):
     """How far the best score of a step lies above the second best."""
     num_samples = len(pair.golden[f"case/{case}/greedy_margin"])
     trace = pair.greedy(case)
-    logits = torch.stack(trace.first_logits[:num_samples])
-    penalty = pair.config.sampling.repetition_penalty
-    best = processed(pair, logits, pair.drawn(trace)[:num_samples], penalty).topk(2).values
+    scores = pair.first_scores(torch.stack(trace.first_logits[:num_samples]), trace)
+    best = scores.topk(2).values
     return Computed(best[:, 0] - best[:, 1], tolerance=CLOSE)
-
-
-def processed(pair, logits, drawn, penalty):
-    """Steps 1 to 3 of spec 2.4. Row k of `logits` [S, V] is sample k, its history `drawn[:k]`."""
-    seen = torch.zeros(logits.shape, dtype=torch.bool)
-    for step, code in enumerate(drawn[:-1]):
-        seen[step + 1 :, int(code)] = True
-    return first_code_scores(
-        logits,
-        seen,
-        torch.full((len(logits),), penalty),
-        torch.arange(len(logits)) < 2,  # the least number of frames: fixed in the reference (quirk Q5)
-        pair.talker.allowed_ids,
-        pair.config.talker.codec_eos_id,
-    )
 
 
 # ---------------------------------------------------------------- batches
