@@ -4,6 +4,7 @@ BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed
 PYTHON  ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
              $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+FAST    ?=
 CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
 
@@ -48,11 +49,11 @@ test-e2e: install  ## The real app over loopback HTTP
 test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip
 	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
 
-serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and say when it is ready
-	@$(BIN)/python -m deployments.launch $(CONFIG)
+serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
+	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)
 
 serve-gpu:  ## The same with the published 1.7B checkpoint on one GPU
-	@$(MAKE) --no-print-directory serve CONFIG=serve_configs/qwen3tts.yaml
+	@$(MAKE) --no-print-directory serve FAST=1 CONFIG=serve_configs/qwen3tts.yaml
 
 clean:  ## Remove the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
