@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig
 from qwen3tts_core.engine.codec_rows import IncrementalRows, RowDecoder, WindowRows
-from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Codes, Piece, Work
+from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Piece, Work
+from qwen3tts_core.engine.frame_checks import FrameChecks
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.errors import EngineFault, InvalidCodes, TTSError
 from qwen3tts_core.model.codec_decoder import CodecDecoder, open_codec_decoder
@@ -67,7 +67,9 @@ class CodecEngine:
         transfer: Transfer,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._codec, self._outbox, self._clock = decoder.config, outbox, clock
+        self._outbox, self._clock = outbox, clock
+        self._checks = FrameChecks(decoder.config.num_quantizers, decoder.config.codebook_size)
+        self._no_codes = self._checks.codes(b"")
         make_rows = IncrementalRows if config.mode == "incremental" else WindowRows
         self._rows: RowDecoder = make_rows(decoder, config, capture, transfer)
         self._scheduler = CodecScheduler(
@@ -105,7 +107,7 @@ class CodecEngine:
         decoded, EngineFault for an id that is open or an engine that isn't running.
         """
         if reference is not None:
-            self._codes(reference.codes)
+            self._checks.codes(reference.codes)
         with self._wake:
             self._raise_if_down()
             self._scheduler.open(request_id, reference)
@@ -126,7 +128,7 @@ class CodecEngine:
                 return
             if stream.has_last:
                 raise InvalidCodes(f"request {request_id!r}: frames after the finish")
-            stream.work.append(self._checked(stream, frames))
+            stream.work.append(self._work(stream, frames))
             self._wake.notify()
 
     def replay(self, request_id: str, codes: bytes, cuts: Sequence[int] = ()) -> None:
@@ -137,12 +139,14 @@ class CodecEngine:
         decoded; a deterministic engine given these goes on with the same bytes.
         Raises InvalidCodes, or EngineFault for a stream that has had frames.
         """
-        array = self._codes(codes)
+        array = self._checks.codes(codes)
         if cuts and (min(cuts) < 1 or sum(cuts) != len(array)):
             raise InvalidCodes(f"cuts of {sum(cuts)} frames, {list(cuts)}, don't fit {len(array)} frames")
         with self._wake:
             self._raise_if_down()
             stream = self._scheduler.find(request_id)
+            if stream.has_failed:
+                return
             if stream.next_frame or stream.has_last:
                 raise EngineFault(f"request {request_id!r}: replay must come before any frames")
             now, first = self._clock(), 0
@@ -188,40 +192,18 @@ class CodecEngine:
         if self._stopping:
             raise EngineFault("the codec is stopped")
 
-    def _checked(self, stream: CodecStream, frames: FrameBatch) -> Work:
-        """The work that these frames are: to decode, or to fail."""
-        now, request_id = self._clock(), stream.request_id
+    def _work(self, stream: CodecStream, frames: FrameBatch) -> Work:
+        """What these frames are to the loop: codes to decode, or an error to hand out in their place."""
+        now = self._clock()
         try:
-            if frames.first_frame != stream.next_frame:
-                raise InvalidCodes(
-                    f"request {request_id!r}: expected frame {stream.next_frame}, got {frames.first_frame}"
-                )
-            if frames.num_frames and frames.num_groups != self._codec.num_quantizers:
-                raise InvalidCodes(
-                    f"request {request_id!r}: expected {self._codec.num_quantizers} code groups, "
-                    f"got {frames.num_groups}"
-                )
-            codes = self._codes(frames.codes)
-            if len(codes) != frames.num_frames:
-                raise InvalidCodes(
-                    f"request {request_id!r}: {frames.num_frames} frames announced, {len(codes)} sent"
-                )
+            codes = self._checks.batch(frames, stream.next_frame)
         except InvalidCodes as error:
             stream.has_failed = True
-            return Work(self._codes(b""), now, error=error)
+            said = InvalidCodes(f"request {stream.request_id!r}: {error}")
+            return Work(self._no_codes, now, error=said)
         stream.next_frame += frames.num_frames
         stream.has_last = frames.finish is not None
         return Work(codes, now, batch=frames)
-
-    def _codes(self, data: bytes) -> Codes:
-        """[F, G] from bytes. Raises InvalidCodes unless they are whole frames of codes in range."""
-        groups, size = self._codec.num_quantizers, self._codec.codebook_size
-        if len(data) % (2 * groups):
-            raise InvalidCodes(f"{len(data)} bytes aren't whole frames of {groups} int16 codes")
-        codes = np.frombuffer(data, "<i2").reshape(-1, groups)
-        if codes.size and not 0 <= codes.min() <= codes.max() < size:
-            raise InvalidCodes(f"codes must be in [0, {size}), got {codes.min()} to {codes.max()}")
-        return codes
 
     # ------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
@@ -273,9 +255,9 @@ class CodecEngine:
         """Reset the row, or put it where the reference's frames end."""
         voice = stream.reference
         key, reference = ("", b"") if voice is None else (voice.key, voice.codes)
-        fault, rest = None, self._codes(b"")
+        fault, rest = None, self._no_codes
         try:
-            rest = self._rows.start(stream.row, key, self._codes(reference))
+            rest = self._rows.start(stream.row, key, self._checks.codes(reference))
         except Exception as error:  # noqa: BLE001 - whatever broke, only this stream is told
             fault = self._logged_fault(f"making a codec row ready for {stream.request_id}", error)
         with self._wake:

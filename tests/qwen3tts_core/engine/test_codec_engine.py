@@ -383,9 +383,12 @@ def test_a_row_that_can_t_be_made_ready_ends_its_stream_alone(monkeypatch):
     monkeypatch.setattr(engine._rows, "start", lambda *_: 1 / 0)
     engine.step()
     monkeypatch.undo()
-    engine.open("well")
+    engine.replay("sick", codes.tobytes())
+    engine.submit("sick", batch_of(codes, 0, 4, "stop"))
+    engine.open("well")  # in the same row
     engine.submit("well", batch_of(codes, 0, 4, "stop"))
     run(engine)
+    assert len(engine._outbox.items["sick"]) == 1
     assert isinstance(engine._outbox.items["sick"][0], EngineFault)
     assert_sounds_like(engine._outbox.pcm("well"), whole_pcm(DECODER, codes))
 

@@ -16,6 +16,14 @@ DECODER = mini_decoder()
 SPF = MINI.samples_per_frame
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 def test_the_device_s_samples_are_those_of_the_host():
     values = np.concatenate([np.linspace(-1.2, 1.2, 9999), np.arange(-7, 8) / 2 / 32767]).astype(np.float32)
     on_device = quantize(torch.from_numpy(values))
