@@ -80,6 +80,51 @@ class _DecodeBucket:
             self._slots = slots
 
 
+class _PrefillBucket:
+    """One number of packed prompt rows: its static inputs, and the pass over them."""
+
+    def __init__(self, runner: TalkerRunner, size: int) -> None:
+        self.size = size
+        device, config = runner.talker.device, runner.config
+        self._page_size = config.page_size
+        self._trash_index = runner.trash_page * config.page_size
+        self._rows = torch.zeros(size, runner.talker.width, dtype=runner.talker.dtype, device=device)
+        self._places = torch.zeros(3, size, dtype=torch.int64, device=device)
+        self._places[1], self._places[2] = self._trash_index, -1
+        self._page_table = runner.state.page_table.new_full(
+            (config.num_slots, runner.state.page_table.shape[1]), runner.trash_page
+        )
+        self._sequences: tuple[PrefillSequence, ...] = ()
+
+        def step() -> None:
+            positions, write_index, row_sequence = self._places
+            layout = PrefillLayout(positions, write_index, self._page_table, row_sequence, self._sequences)
+            runner.talker(self._rows, layout, runner.cache)
+
+        self.launch: Launch = runner.backend.capture(step, f"prefill of {size} rows")
+
+    def run(self, pieces: Sequence[PrefillPiece], prompts: Sequence[Tensor], page_table: Tensor) -> None:
+        """prompts: each piece's rows, [n, D]; page_table: [pieces, P]."""
+        places = np.empty((3, self.size), np.int64)
+        places[0], places[1], places[2] = 0, self._trash_index, -1
+        page_size, first_row = self._page_size, 0
+        sequences: list[PrefillSequence] = []
+        for piece in pieces:
+            here = slice(first_row, first_row + piece.num_rows)
+            span = np.arange(piece.first, piece.first + piece.num_rows)
+            places[0, here] = span
+            places[1, here] = np.array(piece.placed.pages)[span // page_size] * page_size + span % page_size
+            places[2, here] = len(sequences)
+            sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
+            first_row += piece.num_rows
+        self._sequences = tuple(sequences)
+        self._places.copy_(torch.from_numpy(places), non_blocking=True)
+        torch.cat(list(prompts), out=self._rows[:first_row])
+        self._rows[first_row:].zero_()  # a stale row would be finite, but nobody should have to know
+        self._page_table[: len(pieces)] = page_table
+        self.launch()
+
+
 class TalkerRunner:
     """Owns everything on the device. Every method is called from one thread."""
 
@@ -107,6 +152,7 @@ class TalkerRunner:
         self._prompts: dict[int, Tensor] = {}
         with torch.inference_mode():
             self._buckets = [_DecodeBucket(self, size) for size in config.decode_buckets]
+            self._prefill_buckets = [_PrefillBucket(self, size) for size in config.prefill_buckets]
         cache_bytes = sum(kv.key.nbytes + kv.value.nbytes for kv in self.cache)
         logger.info(
             "talker: %d slots, %d KV pages of %d positions (%.2f GB), decode buckets %s, ops %s",
@@ -120,9 +166,11 @@ class TalkerRunner:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Run every decode bucket once on padding rows, before the first request does."""
+        """Run every step once on padding rows, before the first request does."""
         for bucket in self._buckets:
             bucket.launch()
+        for prefill in self._prefill_buckets:
+            prefill.launch()
 
     @torch.inference_mode()
     def admit(self, placed: Placed) -> None:
@@ -135,41 +183,15 @@ class TalkerRunner:
     def prefill(self, pieces: Sequence[PrefillPiece]) -> None:
         """Cache the pieces' prompt rows, packed into one pass."""
         num_rows = sum(piece.num_rows for piece in pieces)
-        bucket = next(size for size in self.config.prefill_buckets if size >= num_rows)
-        rows, layout = self._pack(pieces, bucket)
-        self.talker(rows, layout, self.cache)
+        bucket = next(bucket for bucket in self._prefill_buckets if bucket.size >= num_rows)
+        prompts = [self._prompts[p.placed.slot][p.first : p.first + p.num_rows] for p in pieces]
+        slots = torch.tensor([piece.placed.slot for piece in pieces], device=self.talker.device)
+        bucket.run(pieces, prompts, self.state.page_table[slots])
         self.counters.prefills += 1
         self.counters.prefill_rows += num_rows
         for piece in pieces:
             if piece.first + piece.num_rows == piece.placed.num_prefill:
                 del self._prompts[piece.placed.slot]
-
-    def _pack(self, pieces: Sequence[PrefillPiece], bucket: int) -> tuple[Tensor, PrefillLayout]:
-        page_size, device = self.config.page_size, self.talker.device
-        rows = torch.zeros(bucket, self.talker.width, dtype=self.talker.dtype, device=device)
-        positions = np.zeros(bucket, np.int64)
-        write_index = np.full(bucket, self.trash_page * page_size, np.int64)
-        row_sequence = np.full(bucket, -1, np.int64)
-        sequences: list[PrefillSequence] = []
-        first_row = 0
-        for piece in pieces:
-            here = slice(first_row, first_row + piece.num_rows)
-            span = np.arange(piece.first, piece.first + piece.num_rows)
-            rows[here] = self._prompts[piece.placed.slot][piece.first : piece.first + piece.num_rows]
-            positions[here] = span
-            write_index[here] = np.array(piece.placed.pages)[span // page_size] * page_size + span % page_size
-            row_sequence[here] = len(sequences)
-            sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
-            first_row += piece.num_rows
-        slots = torch.tensor([piece.placed.slot for piece in pieces], device=device)
-        layout = PrefillLayout(
-            torch.from_numpy(positions).to(device),
-            torch.from_numpy(write_index).to(device),
-            self.state.page_table[slots],
-            torch.from_numpy(row_sequence).to(device),
-            tuple(sequences),
-        )
-        return rows, layout
 
     @torch.inference_mode()
     def launch(self, placed: Sequence[Placed]) -> PendingStep:

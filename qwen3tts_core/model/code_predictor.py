@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qwen3tts_core.config import CodePredictorConfig
 from qwen3tts_core.model.layers import DecoderLayer, frozen, rope_table
 from qwen3tts_core.model.weights import WeightReader
-from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, Ops
+from qwen3tts_core.ops.interface import FrameLayout, LayerKV, Ops
 
 Draw = Callable[[Tensor, int, Tensor | None], tuple[Tensor, Tensor | None]]
 """(logits [B, C], group, inputs [C, Dc]) -> codes [B] and inputs[codes] [B, Dc]; None after the last group."""
@@ -75,22 +75,20 @@ class CodePredictor(nn.Module):
         """
         batch, num_groups = len(hidden), self.config.num_code_groups
         scratch = self._scratch(batch, num_groups, hidden)
-        rows = torch.arange(batch, device=hidden.device)
         codes = [first_codes]
         # The hidden state and group 0 go in together: 2 B rows, each with its own context.
         x: Tensor | None = torch.cat([self.project(hidden), self.first_input[first_codes]])
-        first_two = torch.arange(2 * batch, device=hidden.device) // batch
-        layout = _scratch_layout(rows.repeat(2), first_two, num_groups, rows_share_pages=True)
+        layout = FrameLayout(position=0, num_positions=2)
         for group in range(1, num_groups):
             assert x is not None
             logits = self._step(x, layout, scratch, ops, group, batch)
             drawn, x = draw(logits, group, self.next_inputs[group - 1] if group < num_groups - 1 else None)
             codes.append(drawn)
-            layout = _scratch_layout(rows, torch.full_like(rows, group + 1), num_groups)
+            layout = FrameLayout(position=group + 1)
         return torch.stack(codes, dim=1)
 
     def _step(
-        self, x: Tensor, layout: DecodeLayout, scratch: list[LayerKV], ops: Ops, group: int, batch: int
+        self, x: Tensor, layout: FrameLayout, scratch: list[LayerKV], ops: Ops, group: int, batch: int
     ) -> Tensor:
         for layer, kv in zip(self.layers, scratch, strict=True):
             x = layer(x, ops, self.rope, layout, kv)
@@ -102,10 +100,3 @@ class CodePredictor(nn.Module):
         transformer = self.config.transformer
         shape = (batch, num_positions, transformer.num_kv_heads, transformer.head_dim)
         return [LayerKV(like.new_empty(shape), like.new_empty(shape)) for _ in self.layers]
-
-
-def _scratch_layout(
-    rows: Tensor, positions: Tensor, page_size: int, *, rows_share_pages: bool = False
-) -> DecodeLayout:
-    """Row i's page is page `rows[i]` of the scratch."""
-    return DecodeLayout(positions, rows * page_size + positions, rows[:, None], rows_share_pages)

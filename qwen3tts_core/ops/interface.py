@@ -69,7 +69,8 @@ class PrefillSequence:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLayout:
-    """Packed prompts. positions, write_index, row_sequence: [N]; page_table: [sequences, P].
+    """Packed prompts. positions, write_index, row_sequence: [N]; page_table: one row
+    per sequence, further rows unused, [S, P].
 
     row_sequence: the row's place in `sequences`, -1 for padding, whose write_index lies in the
     trash page. `sequences` says the same in host integers.
@@ -82,7 +83,18 @@ class PrefillLayout:
     sequences: tuple[PrefillSequence, ...]
 
 
-Layout = DecodeLayout | PrefillLayout
+@dataclass(frozen=True, slots=True)
+class FrameLayout:
+    """The code predictor's scratch: row i's only page is page i, every row at the same place.
+
+    position: of the first B rows; num_positions: 1, or 2 for [B rows at position, B at the next].
+    """
+
+    position: int
+    num_positions: int = 1
+
+
+Layout = DecodeLayout | PrefillLayout | FrameLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +139,7 @@ class Ops(Protocol):
     def linear(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        """residual + x @ weight.T."""
+        """residual + x @ weight.T. May write the result into `residual`."""
         ...
 
     def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:

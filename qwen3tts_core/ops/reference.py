@@ -11,6 +11,7 @@ from torch.nn import functional
 from qwen3tts_core.ops.interface import (
     DecodeLayout,
     DrawRows,
+    FrameLayout,
     FrameNoise,
     Launch,
     LayerKV,
@@ -73,6 +74,8 @@ class ReferenceOps:
         layout: Layout,
         kv: LayerKV,
     ) -> Tensor:
+        if isinstance(layout, FrameLayout):
+            layout = spell_out(layout, len(qkv), kv.page_size, qkv.device)
         q = self.rotate_and_write(qkv, q_norm, k_norm, eps, rope, layout, kv)
         return self.paged_attention(q, kv, layout)
 
@@ -83,7 +86,7 @@ class ReferenceOps:
         k_norm: Tensor,
         eps: float,
         rope: RopeTable,
-        layout: Layout,
+        layout: DecodeLayout | PrefillLayout,
         kv: LayerKV,
     ) -> Tensor:
         """Norm and rotate q and k, write k and v to the layout's places; returns q [N, H, E]."""
@@ -97,7 +100,7 @@ class ReferenceOps:
         kv.value.view(-1, num_kv_heads, head_dim)[layout.write_index] = v
         return _rotate(self.rms_norm(q, q_norm, eps), cos, sin)
 
-    def paged_attention(self, q: Tensor, kv: LayerKV, layout: Layout) -> Tensor:
+    def paged_attention(self, q: Tensor, kv: LayerKV, layout: DecodeLayout | PrefillLayout) -> Tensor:
         """[N, H, E] -> [N, H E], over the positions that are in the cache."""
         if isinstance(layout, PrefillLayout):
             return self._prefill_attention(q, kv, layout)
@@ -115,7 +118,8 @@ class ReferenceOps:
 
     def _prefill_attention(self, q: Tensor, kv: LayerKV, layout: PrefillLayout) -> Tensor:
         out = torch.zeros_like(q)
-        for pages, sequence in zip(layout.page_table, layout.sequences, strict=True):
+        for place, sequence in enumerate(layout.sequences):
+            pages = layout.page_table[place]
             num_context = sequence.num_context
             rows = slice(sequence.first_row, sequence.first_row + sequence.num_rows)
             used = pages[: -(-num_context // kv.page_size)]
@@ -153,6 +157,15 @@ class ReferenceOps:
         assert isinstance(noise, GumbelNoise)
         codes = draw_codes(logits.float(), draw_rows, noise.rest[:, group - 1])
         return codes, None if inputs is None else inputs[codes]
+
+
+def spell_out(layout: FrameLayout, num_rows: int, page_size: int, device: torch.device) -> DecodeLayout:
+    """The same places as tensors."""
+    batch = num_rows // layout.num_positions
+    order = torch.arange(num_rows, device=device)
+    rows, positions = order % batch, layout.position + order // batch
+    shared = layout.num_positions > 1
+    return DecodeLayout(positions, rows * page_size + positions, rows[:, None], rows_share_pages=shared)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -198,11 +198,7 @@ class PagedAttention:
         out = torch.empty(num_rows, num_heads * head_dim, dtype=qkv.dtype, device=qkv.device)
         options = launch_options(self._pdl)
         if layout.rows_share_pages:
-            _write_kernel[(num_rows, num_kv_heads)](
-                qkv, k_norm, rope.cos, rope.sin, layout.positions, layout.write_index, kv.key, kv.value, eps,
-                H=num_heads, KVH=num_kv_heads, E=head_dim, HALF=half, FULL=full, PDL=self._pdl,
-                num_warps=1, **options,
-            )  # fmt: skip
+            self.write(qkv, k_norm, eps, rope, layout, kv)
         _attention_kernel[(num_rows, num_kv_heads, splits)](
             qkv, q_norm, k_norm, rope.cos, rope.sin,
             layout.positions, layout.write_index, layout.page_table,
@@ -216,6 +212,19 @@ class PagedAttention:
             num_warps=4 if block_t >= 64 else 1, num_stages=2, **options,
         )  # fmt: skip
         return out
+
+    def write(
+        self, qkv: Tensor, k_norm: Tensor, eps: float, rope: RopeTable, layout: DecodeLayout, kv: LayerKV
+    ) -> None:
+        """Norm and rotate the rows' keys; put keys and values into the cache."""
+        _, _, num_kv_heads, head_dim = kv.key.shape
+        _write_kernel[(len(qkv), num_kv_heads)](
+            qkv, k_norm, rope.cos, rope.sin, layout.positions, layout.write_index, kv.key, kv.value, eps,
+            H=qkv.shape[1] // head_dim - 2 * num_kv_heads, KVH=num_kv_heads, E=head_dim,
+            HALF=max(16, triton.next_power_of_2(head_dim // 2)),
+            FULL=max(16, triton.next_power_of_2(head_dim)), PDL=self._pdl,
+            num_warps=1, **launch_options(self._pdl),
+        )  # fmt: skip
 
     def _num_splits(self, num_units: int, num_blocks: int) -> int:
         """Enough programs to fill the GPU twice, no more than there are blocks of context."""

@@ -12,10 +12,13 @@ from torch.nn import functional
 from qwen3tts_core.errors import EngineFault
 from qwen3tts_core.ops.cuda import linear as kernels
 from qwen3tts_core.ops.cuda.attention import PagedAttention
+from qwen3tts_core.ops.cuda.decode_kernels import MAX_ROWS as MAX_DECODE_ROWS
+from qwen3tts_core.ops.cuda.decode_kernels import DecodeKernels
 from qwen3tts_core.ops.cuda.sampling import draw
 from qwen3tts_core.ops.interface import (
     DecodeLayout,
     DrawRows,
+    FrameLayout,
     FrameNoise,
     Launch,
     LayerKV,
@@ -25,6 +28,7 @@ from qwen3tts_core.ops.interface import (
     PrefillLayout,
     RopeTable,
 )
+from qwen3tts_core.ops.reference import spell_out
 
 logger = logging.getLogger(__name__)
 
@@ -37,39 +41,53 @@ class _DeviceNoise:
 
 
 class CudaOps:
-    """`Ops` in Triton, for rows up to `kernels.MAX_ROWS`; longer prefills multiply through cuBLAS.
+    """`Ops` on a GPU. Which kernel runs depends on shape and dtype alone:
 
-    pdl: kernels overlap (ops/cuda/pdl.py); off where Triton's interpreter runs them.
+    decode.cu   bfloat16, the published head size, up to 32 rows: a decode step
+    cuBLAS      bfloat16, more rows: large batches, prefill
+    Triton      everything else (float32, tiny checkpoints), and attention over many rows
+
+    pdl: kernels overlap (ops/cuda/pdl.py); off before Hopper and where the interpreter runs them.
     """
 
     name = "cuda"
 
     def __init__(self, device: torch.device, *, num_processors: int, pdl: bool = True) -> None:
+        self._device = device
         self._pdl = pdl
+        self._frame_layouts: dict[tuple[FrameLayout, int, int], DecodeLayout] = {}
         self._attention = PagedAttention(device, num_processors=num_processors, pdl=pdl)
+        self._decode = DecodeKernels(device, num_processors=num_processors) if pdl else None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return kernels.rms_norm(x, weight, eps, pdl=self._pdl)
 
     def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        if len(x) > kernels.MAX_ROWS:
+        if self._decode is not None and self._decode.accepts_linear(x, weight):
+            return self._decode.linear(x, weight, norm_weight=norm_weight, eps=eps)
+        if _is_matrix_product(x):
             return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
         return kernels.linear(x, weight, norm_weight=norm_weight, eps=eps, pdl=self._pdl)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        if len(x) > kernels.MAX_ROWS:
+        if self._decode is not None and self._decode.accepts_linear(x, weight):
+            return self._decode.linear(x, weight)
+        if _is_matrix_product(x):
             return functional.linear(x, weight)
         return kernels.linear(x, weight, pdl=self._pdl)
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        if len(x) > kernels.MAX_ROWS:
-            return residual + functional.linear(x, weight)
+        if self._decode is not None and self._decode.accepts_linear(x, weight):
+            return self._decode.linear(x, weight, residual=residual)
+        if _is_matrix_product(x):
+            return residual.addmm_(x, weight.T)
         return kernels.linear(x, weight, residual=residual, pdl=self._pdl)
 
     def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        if len(x) > kernels.MAX_ROWS:
-            gate, up = self.norm_linear(x, norm_weight, eps, gate_up).chunk(2, dim=-1)
-            return functional.silu(gate) * up
+        if self._decode is not None and self._decode.accepts_linear(x, gate_up):
+            return self._decode.linear(x, gate_up, norm_weight=norm_weight, eps=eps, gated=True)
+        if _is_matrix_product(x):
+            return kernels.silu_mul(self.norm_linear(x, norm_weight, eps, gate_up), pdl=self._pdl)
         return kernels.linear(x, gate_up, norm_weight=norm_weight, eps=eps, gated=True, pdl=self._pdl)
 
     def attention(
@@ -82,13 +100,33 @@ class CudaOps:
         layout: Layout,
         kv: LayerKV,
     ) -> Tensor:
+        decode = (
+            self._decode if self._decode is not None and self._decode.accepts_attention(qkv, kv) else None
+        )
         table_rows = None
         if isinstance(layout, PrefillLayout):
             table_rows = layout.row_sequence
             layout = DecodeLayout(
                 layout.positions, layout.write_index, layout.page_table, rows_share_pages=True
             )
-        return self._attention(qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows)
+        elif isinstance(layout, FrameLayout):
+            if decode is not None and layout.num_positions == 1:
+                return decode.frame_attention(qkv, q_norm, k_norm, eps, rope, layout.position, kv)
+            layout = self._spelled_out(layout, len(qkv), kv.page_size)
+        if decode is None:
+            return self._attention(qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows)
+        if layout.rows_share_pages:
+            self._attention.write(qkv, k_norm, eps, rope, layout, kv)
+        return decode.attention(
+            qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows, fused=not layout.rows_share_pages
+        )
+
+    def _spelled_out(self, layout: FrameLayout, num_rows: int, page_size: int) -> DecodeLayout:
+        """Constants, made once: a captured step only reads them."""
+        key = (layout, num_rows, page_size)
+        if key not in self._frame_layouts:
+            self._frame_layouts[key] = spell_out(layout, num_rows, page_size, self._device)
+        return self._frame_layouts[key]
 
     def frame_noise(self, key: NoiseKey, num_groups: int, vocab_size: int, codebook_size: int) -> FrameNoise:
         return _DeviceNoise(key)
@@ -126,6 +164,11 @@ class CudaOps:
         return draw(logits, draw_rows, noise.key, group, inputs=inputs, pdl=self._pdl)
 
 
+def _is_matrix_product(x: Tensor) -> bool:
+    """Enough rows that a product is bound by arithmetic, not by reading the weights."""
+    return (len(x) > MAX_DECODE_ROWS and x.dtype == torch.bfloat16) or len(x) > kernels.MAX_ROWS
+
+
 class GraphCapture:
     """`Capture` as CUDA graphs, all in one memory pool. A step that can't be captured raises."""
 
@@ -137,7 +180,7 @@ class GraphCapture:
         self.num_graphs = 0
 
     def __call__(self, fn: Launch, name: str) -> Launch:
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = torch.cuda.Stream(self._device)
         graph = torch.cuda.CUDAGraph()
         try:
             stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -161,7 +204,7 @@ class _PinnedCopy:
         self._host, self._event = host, event
 
     def is_ready(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
+        return bool(self._event.query())
 
     def wait(self) -> Tensor:
         self._event.synchronize()
@@ -186,7 +229,7 @@ class PinnedTransfer:
             self._buffers[shape] = [
                 _PinnedCopy(
                     torch.empty_like(result, device="cpu", pin_memory=True),
-                    torch.cuda.Event(blocking=True),  # type: ignore[no-untyped-call]
+                    torch.cuda.Event(blocking=True),
                 )
                 for _ in range(self._BUFFERS)
             ]

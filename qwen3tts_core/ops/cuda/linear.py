@@ -99,6 +99,17 @@ def _rms_norm_kernel(
     tl.store(out_ptr + row * K + k, normed * weight, mask=mask)
 
 
+@triton.jit
+def _silu_mul_kernel(gate_up_ptr, out_ptr, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    row = tl.program_id(0)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    wait_for_inputs(PDL)
+    gate = tl.load(gate_up_ptr + row * 2 * N + n, mask=n < N, other=0.0).to(tl.float32)
+    up = tl.load(gate_up_ptr + row * 2 * N + N + n, mask=n < N, other=0.0).to(tl.float32)
+    gated = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out_ptr + row * N + n, gated.to(out_ptr.dtype.element_ty), mask=n < N)
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Shape of one program's work."""
@@ -165,6 +176,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = True) -> Tens
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(x.numel() // width,)](
         x, weight, out, width, eps, BLOCK_K=block, PDL=pdl, num_warps=4, **launch_options(pdl)
+    )
+    return out
+
+
+def silu_mul(gate_up: Tensor, *, pdl: bool = True) -> Tensor:
+    """[N, 2 I], gate first -> silu(gate) * up, [N, I]."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    block = min(1024, triton.next_power_of_2(width))
+    _silu_mul_kernel[(rows, triton.cdiv(width, block))](
+        gate_up, out, width, BLOCK=block, PDL=pdl, num_warps=4, **launch_options(pdl)
     )
     return out
 

@@ -56,11 +56,17 @@ def _sortable(scores):
 
 @triton.jit
 def _kth_largest(keys, count):
-    """The largest t such that at least `count` keys are >= t."""
-    threshold = tl.where(tl.sum((keys >= 0).to(tl.int32)) >= count, 0, _INT_MIN)
-    for bit in tl.static_range(31):
-        candidate = threshold + (1 << (30 - bit))
-        threshold = tl.where(tl.sum((keys >= candidate).to(tl.int32)) >= count, candidate, threshold)
+    """A t such that exactly `count` keys are >= t, or with ties the count-th largest key itself."""
+    above = tl.sum((keys >= 0).to(tl.int32))
+    threshold = tl.where(above >= count, 0, _INT_MIN)
+    bit = 30
+    while (bit >= 0) & (above != count):
+        candidate = threshold + (1 << bit)
+        at_candidate = tl.sum((keys >= candidate).to(tl.int32))
+        if at_candidate >= count:
+            threshold = candidate
+            above = at_candidate
+        bit -= 1
     return threshold
 
 

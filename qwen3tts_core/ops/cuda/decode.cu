@@ -1,0 +1,576 @@
+// Decode-step kernels for few rows in bfloat16: linear layers and paged attention.
+//
+// All follow one plan: what the kernel just before doesn't write (weights, the cached keys and
+// values) is loaded into registers first, then the kernel waits for its inputs (programmatic
+// dependent launch), so that the memory streams while the kernel before still runs. Attention reads
+// the cache ahead of its wait, so whatever runs just before it lets it start only after a wait of
+// its own: then all that came before is complete. A linear layer reads only weights ahead of its
+// wait and may start at any time.
+//
+// Instantiated by name from nvrtc.py; no headers, so that it compiles at run time without a toolkit.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef long long i64;
+
+struct alignas(16) Vec8 { u32 v[4]; };  // eight bfloat16
+
+__device__ __forceinline__ void let_next_kernel_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_inputs() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// Weights: read once, never written while the server runs.
+__device__ __forceinline__ Vec8 load_weights(const u16* p) {
+  Vec8 r;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p));
+  return r;
+}
+// Whatever kernels of this graph write: from L2, since L1 may hold what was there before.
+__device__ __forceinline__ Vec8 load_fresh(const u16* p) {
+  Vec8 r;
+  asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p) : "memory");
+  return r;
+}
+__device__ __forceinline__ u32 load_fresh_u32(const u16* p) {
+  u32 r;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
+  return r;
+}
+struct alignas(8) Vec4 { u32 v[2]; };  // four bfloat16
+__device__ __forceinline__ Vec4 load_fresh_vec4(const u16* p) {
+  Vec4 r;
+  asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "l"(p) : "memory");
+  return r;
+}
+__device__ __forceinline__ i64 load_fresh_i64(const i64* p) {
+  i64 r;
+  asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(r) : "l"(p) : "memory");
+  return r;
+}
+__device__ __forceinline__ float load_fresh_f32(const float* p) {
+  float r;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(r) : "l"(p) : "memory");
+  return r;
+}
+__device__ __forceinline__ float low_f32(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_f32(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ float round_bf16(float x) { return low_f32(pack_bf16(x, 0.0f)); }
+__device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
+  u32 r;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ float bf16_at(const u16* p) { return __uint_as_float(((u32)*p) << 16); }
+
+// D[16 x 8] += A[16 x 16] B[16 x 8]. Which k each thread holds doesn't matter, as long as A and B
+// agree: here every thread holds consecutive ones, so that all loads are 16 bytes.
+__device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// ------------------------------------------------------------------------------------ linear
+// out[m, n] = sum_k x[m, k] w[n, k], for m < num_rows <= 8 NT.
+//   NORM: x is RMS-normed (its gain applied to x, its scale, one number per row, at the end).
+//   GATED: w holds gate rows, then up rows; out = silu(gate) up.
+//   RESIDUAL: out += residual.
+// A block owns 16 MT weight rows; its W warps share K. Weight rows are mma's 16, batch rows its 8.
+// PRE: chunks of 32 k that a warp loads before it waits.
+// AHEAD: chunks of x that a warp has in flight after the wait. BLOCKS: wanted per multiprocessor.
+template <int K, int W, int MT, int NT, int PRE, int AHEAD, int BLOCKS, bool NORM, bool GATED, bool RESIDUAL>
+__global__ void __launch_bounds__(W * 32, BLOCKS)
+linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16* __restrict__ w,
+              const u16* __restrict__ residual, u16* __restrict__ out, int num_rows, int n_out, float eps) {
+  constexpr int CHUNKS = K / 32 / W;
+  static_assert(CHUNKS * 32 * W == K, "K must split evenly over the warps");
+  constexpr int EARLY = PRE < CHUNKS ? PRE : CHUNKS;
+  constexpr int FLIGHT = AHEAD < CHUNKS ? AHEAD : CHUNKS;
+  constexpr int OUT_ROWS = GATED ? 8 * MT : 16 * MT;
+  constexpr int OUTPUTS = NT * 8 * OUT_ROWS;
+  constexpr int TURNS = (OUTPUTS + W * 32 - 1) / (W * 32);
+  __shared__ float partial[W][NT * 8][16 * MT + 1];
+  __shared__ float squares[W][NT * 8];
+
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int k0 = warp * (CHUNKS * 32) + t * 8;
+  const int first_row = blockIdx.x * OUT_ROWS;
+
+  const u16* rows[MT][2];
+#pragma unroll
+  for (int m = 0; m < MT; ++m) {
+    const i64 r = first_row + (GATED ? m * 8 : m * 16) + g;
+    rows[m][0] = w + r * K + k0;
+    rows[m][1] = w + (GATED ? r + n_out : r + 8) * K + k0;
+  }
+  Vec8 a[CHUNKS][MT][2], b[CHUNKS][NT], gains[NORM ? CHUNKS : 1];
+  auto load_a = [&](int c) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+      a[c][m][0] = load_weights(rows[m][0] + c * 32);
+      a[c][m][1] = load_weights(rows[m][1] + c * 32);
+    }
+  };
+  auto load_b = [&](int c) {
+    if (NORM) gains[c] = load_weights(gain + k0 + c * 32);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const int row = n * 8 + g;
+      b[c][n] = Vec8{{0, 0, 0, 0}};
+      if (row < num_rows) b[c][n] = load_fresh(x + (i64)row * K + k0 + c * 32);
+    }
+  };
+#pragma unroll
+  for (int c = 0; c < EARLY; ++c) load_a(c);
+  constexpr bool BEFORE_ATTENTION = NORM && !GATED;  // the projection to q, k and v
+  if (!BEFORE_ATTENTION) let_next_kernel_start();
+  wait_for_inputs();
+  if (BEFORE_ATTENTION) let_next_kernel_start();
+
+#pragma unroll
+  for (int c = 0; c < FLIGHT; ++c) load_b(c);
+  u32 added[TURNS];
+  if (RESIDUAL) {
+#pragma unroll
+    for (int j = 0; j < TURNS; ++j) {
+      const int i = threadIdx.x + j * W * 32, row = i / OUT_ROWS;
+      added[j] = 0;
+      if (i < OUTPUTS && row < num_rows) {
+        u16 one;
+        asm volatile("ld.global.cg.u16 %0, [%1];"
+                     : "=h"(one) : "l"(residual + (i64)row * n_out + first_row + i % OUT_ROWS) : "memory");
+        added[j] = one;
+      }
+    }
+  }
+  float acc[MT][NT][4] = {};
+  float square[NT] = {};
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    if (c + EARLY < CHUNKS) load_a(c + EARLY);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      if (NORM) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float lo = low_f32(b[c][n].v[i]), hi = high_f32(b[c][n].v[i]);
+          square[n] += lo * lo + hi * hi;
+          b[c][n].v[i] = mul_bf16x2(b[c][n].v[i], gains[c].v[i]);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < MT; ++m) {
+        const Vec8 &lo = a[c][m][0], &hi = a[c][m][1];
+        mma(acc[m][n], lo.v[0], hi.v[0], lo.v[1], hi.v[1], b[c][n].v[0], b[c][n].v[1]);
+        mma(acc[m][n], lo.v[2], hi.v[2], lo.v[3], hi.v[3], b[c][n].v[2], b[c][n].v[3]);
+      }
+    }
+    if (c + FLIGHT < CHUNKS) load_b(c + FLIGHT);
+  }
+
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+      partial[warp][n * 8 + 2 * t][m * 16 + g] = acc[m][n][0];
+      partial[warp][n * 8 + 2 * t + 1][m * 16 + g] = acc[m][n][1];
+      partial[warp][n * 8 + 2 * t][m * 16 + g + 8] = acc[m][n][2];
+      partial[warp][n * 8 + 2 * t + 1][m * 16 + g + 8] = acc[m][n][3];
+    }
+    if (NORM) {
+      float s = square[n];
+      s += __shfl_xor_sync(0xffffffffu, s, 1);
+      s += __shfl_xor_sync(0xffffffffu, s, 2);
+      if (t == 0) squares[warp][n * 8 + g] = s;
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < TURNS; ++j) {
+    const int i = threadIdx.x + j * W * 32, row = i / OUT_ROWS, r = i % OUT_ROWS;
+    if (i >= OUTPUTS || row >= num_rows) continue;
+    float scale = 1.0f;
+    if (NORM) {
+      float s = 0.0f;
+#pragma unroll
+      for (int k = 0; k < W; ++k) s += squares[k][row];
+      scale = rsqrtf(s / K + eps);
+    }
+    const int at = GATED ? (r / 8) * 16 + r % 8 : r;
+    float y = 0.0f;
+#pragma unroll
+    for (int k = 0; k < W; ++k) y += partial[k][row][at];
+    y *= scale;
+    if (GATED) {
+      float up = 0.0f;
+#pragma unroll
+      for (int k = 0; k < W; ++k) up += partial[k][row][at + 8];
+      y = y / (1.0f + __expf(-y)) * up * scale;
+    }
+    if (RESIDUAL) y += __uint_as_float(added[j] << 16);
+    out[(i64)row * n_out + first_row + r] = (u16)(pack_bf16(y, 0.0f) & 0xffffu);
+  }
+}
+
+// --------------------------------------------------------------------------------- attention
+constexpr int E = 128, PAGE = 16, WARPS = 4, SPAN = 8;
+constexpr float SCALE = 0.08838834764831845f;  // E ** -0.5
+
+// What rotating one head needs, by one warp: lane holds elements 2l, 2l+1 of each half.
+struct Rotation { float cos[2], sin[2], low_gain[2], high_gain[2]; };
+
+__device__ __forceinline__ Rotation load_rotation(const u16* norm, const u16* cos, const u16* sin, int lane) {
+  Rotation r;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int j = 2 * lane + i;
+    r.cos[i] = bf16_at(cos + j);
+    r.sin[i] = bf16_at(sin + j);
+    r.low_gain[i] = bf16_at(norm + j);
+    r.high_gain[i] = bf16_at(norm + 64 + j);
+  }
+  return r;
+}
+
+// Norm, round as the reference does, rotate. a, b: elements 2l, 2l+1 of the low and the high half.
+__device__ __forceinline__ void rotate(u32 a, u32 b, const Rotation& r, float eps, float (&low)[2], float (&high)[2]) {
+  const float x[4] = {low_f32(a), high_f32(a), low_f32(b), high_f32(b)};
+  float s = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
+#pragma unroll
+  for (int d = 16; d; d >>= 1) s += __shfl_xor_sync(0xffffffffu, s, d);
+  const float scale = rsqrtf(s / E + eps);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float lo = round_bf16(round_bf16(x[i] * scale) * r.low_gain[i]);
+    const float hi = round_bf16(round_bf16(x[2 + i] * scale) * r.high_gain[i]);
+    low[i] = round_bf16(lo * r.cos[i] - hi * r.sin[i]);
+    high[i] = round_bf16(hi * r.cos[i] + lo * r.sin[i]);
+  }
+}
+
+// The code predictor's attention: every row at the same `position` < 16 of its own page (page = row).
+// One row, one KV head a block; one query head a warp. A pair of lanes takes a position for the
+// scores; for the output a lane takes four of the head's values.
+template <int GROUP>
+__global__ void __launch_bounds__(GROUP * 32)
+frame_attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm,
+                       const u16* __restrict__ cos, const u16* __restrict__ sin, u16* __restrict__ key,
+                       u16* __restrict__ value, u16* __restrict__ out, int num_kv_heads, int position, float eps) {
+  __shared__ __align__(16) float q_shared[GROUP][E];
+  __shared__ __align__(16) u16 own_key[GROUP][E];
+  const int row = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int p = lane >> 1, side = lane & 1, heads = num_kv_heads * GROUP;
+  const i64 stride = (i64)num_kv_heads * E;
+  const i64 page = (i64)row * PAGE * stride + kv_head * E;
+
+  Vec8 k[8];
+  Vec4 v[PAGE];
+  if (p < position) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) k[i] = load_fresh(key + page + p * stride + (i * 2 + side) * 8);
+  }
+#pragma unroll
+  for (int i = 0; i < PAGE - 1; ++i) {
+    if (i < position) v[i] = load_fresh_vec4(value + page + i * stride + lane * 4);
+  }
+  const Rotation q_rotation = load_rotation(q_norm, cos + position * 64, sin + position * 64, lane);
+  const Rotation k_rotation = load_rotation(k_norm, cos + position * 64, sin + position * 64, lane);
+  wait_for_inputs();
+  let_next_kernel_start();
+
+  const u16* const token = qkv + (i64)row * (heads + 2 * num_kv_heads) * E;
+  const u16* const q_head = token + (kv_head * GROUP + warp) * E;
+  const u16* const k_head = token + (heads + kv_head) * E;
+  const u32 q_lo = load_fresh_u32(q_head + 2 * lane), q_hi = load_fresh_u32(q_head + 64 + 2 * lane);
+  const u32 k_lo = load_fresh_u32(k_head + 2 * lane), k_hi = load_fresh_u32(k_head + 64 + 2 * lane);
+  const Vec4 new_v = load_fresh_vec4(k_head + (i64)num_kv_heads * E + lane * 4);
+  float low[2], high[2];
+  rotate(q_lo, q_hi, q_rotation, eps, low, high);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    q_shared[warp][2 * lane + i] = low[i] * SCALE;
+    q_shared[warp][64 + 2 * lane + i] = high[i] * SCALE;
+  }
+  rotate(k_lo, k_hi, k_rotation, eps, low, high);
+  const u32 lo = pack_bf16(low[0], low[1]), hi = pack_bf16(high[0], high[1]);
+  *(u32*)(&own_key[warp][2 * lane]) = lo;
+  *(u32*)(&own_key[warp][64 + 2 * lane]) = hi;
+  if (warp == 0) {
+    u16* const at = key + page + position * stride;
+    *(u32*)(at + 2 * lane) = lo;
+    *(u32*)(at + 64 + 2 * lane) = hi;
+    *(Vec4*)(value + page + position * stride + lane * 4) = new_v;
+  }
+  __syncwarp();
+  if (p == position) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) k[i] = *(const Vec8*)(&own_key[warp][(i * 2 + side) * 8]);
+  }
+  float s = -1e30f;
+  if (p <= position) {
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 q0 = *(const float4*)(&q_shared[warp][(i * 2 + side) * 8]);
+      const float4 q1 = *(const float4*)(&q_shared[warp][(i * 2 + side) * 8 + 4]);
+      sums[0] += q0.x * low_f32(k[i].v[0]) + q0.y * high_f32(k[i].v[0]);
+      sums[1] += q0.z * low_f32(k[i].v[1]) + q0.w * high_f32(k[i].v[1]);
+      sums[2] += q1.x * low_f32(k[i].v[2]) + q1.y * high_f32(k[i].v[2]);
+      sums[3] += q1.z * low_f32(k[i].v[3]) + q1.w * high_f32(k[i].v[3]);
+    }
+    s = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  }
+  s += __shfl_xor_sync(0xffffffffu, s, 1);
+  float peak = s;
+#pragma unroll
+  for (int d = 2; d <= 16; d <<= 1) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, d));
+  const float weight = p <= position ? __expf(s - peak) : 0.0f;
+  float total = weight;
+#pragma unroll
+  for (int d = 2; d <= 16; d <<= 1) total += __shfl_xor_sync(0xffffffffu, total, d);
+  float acc[4] = {};
+#pragma unroll
+  for (int i = 0; i < PAGE; ++i) {
+    const float at = __shfl_sync(0xffffffffu, weight, 2 * i);
+    if (i <= position) {
+      const Vec4 from = i == position ? new_v : v[i < PAGE - 1 ? i : 0];
+      acc[0] += at * low_f32(from.v[0]);
+      acc[1] += at * high_f32(from.v[0]);
+      acc[2] += at * low_f32(from.v[1]);
+      acc[3] += at * high_f32(from.v[1]);
+    }
+  }
+  const float inverse = 1.0f / total;
+  const Vec4 result = {{pack_bf16(acc[0] * inverse, acc[1] * inverse), pack_bf16(acc[2] * inverse, acc[3] * inverse)}};
+  *(Vec4*)(out + ((i64)row * heads + kv_head * GROUP + warp) * E + lane * 4) = result;
+}
+
+// The talker's attention: one row, one KV head and its GROUP query heads, one split of the context.
+// Pages of 16. A warp takes half a page at once: 16 lanes a position, 8 values a lane.
+// FUSED: the new position's k and v are normed, rotated, written to the cache and attended to from
+// here; otherwise the kernel before has put them into the cache (and pages are read after the wait).
+// table_rows: a row's place in the page table, -1 for padding; or null.
+template <int GROUP>
+struct Running {  // an online softmax: peak, sum of weights, weighted values
+  float peak[GROUP], total[GROUP], acc[GROUP][8];
+};
+
+// Take N positions at once; `visible` bit i says that position i counts.
+template <int GROUP, int N>
+__device__ __forceinline__ void attend(Running<GROUP>& r, const float (&q)[GROUP][8], const Vec8 (&k)[N],
+                                       const Vec8 (&v)[N], u32 visible) {
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+    float s[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      float even = 0.0f, odd = 0.0f;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        even += q[h][2 * j] * low_f32(k[i].v[j]);
+        odd += q[h][2 * j + 1] * high_f32(k[i].v[j]);
+      }
+      s[i] = even + odd;
+    }
+#pragma unroll
+    for (int d = 8; d; d >>= 1) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) s[i] += __shfl_xor_sync(0xffffffffu, s[i], d);
+    }
+    float peak = r.peak[h];
+#pragma unroll
+    for (int i = 0; i < N; ++i) peak = visible >> i & 1 ? fmaxf(peak, s[i]) : peak;
+    const float shrink = __expf(r.peak[h] - peak);
+    r.peak[h] = peak;
+    r.total[h] *= shrink;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) r.acc[h][j] *= shrink;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float weight = visible >> i & 1 ? __expf(s[i] - peak) : 0.0f;
+      r.total[h] += weight;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        r.acc[h][2 * j] += weight * low_f32(v[i].v[j]);
+        r.acc[h][2 * j + 1] += weight * high_f32(v[i].v[j]);
+      }
+    }
+  }
+}
+
+template <int GROUP, bool FUSED>
+__global__ void __launch_bounds__(WARPS * 32, 4)
+attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm,
+                 const u16* __restrict__ cos, const u16* __restrict__ sin, const i64* __restrict__ positions,
+                 const i64* __restrict__ write_index, const i64* __restrict__ page_table,
+                 const i64* __restrict__ table_rows, u16* __restrict__ key, u16* __restrict__ value,
+                 u16* __restrict__ out, float* __restrict__ partial, u32* __restrict__ arrived, int num_kv_heads,
+                 int num_table_pages, int max_splits, float eps) {
+  __shared__ float q_shared[GROUP][E];
+  __shared__ __align__(16) u16 own_key[E];
+  __shared__ float merged[WARPS * 2][GROUP][E + 2];
+  __shared__ bool is_last;
+  const int row = blockIdx.x, kv_head = blockIdx.y, split = blockIdx.z;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, half = lane >> 4, l16 = lane & 15;
+  const int heads = num_kv_heads * GROUP;
+
+  const i64 table_row = table_rows ? load_fresh_i64(table_rows + row) : row;
+  u16* const out_row = out + ((i64)row * heads + kv_head * GROUP) * E;
+  const int position = (int)load_fresh_i64(positions + row);
+  const int num_cached = FUSED ? position : position + 1;
+  const int spans = table_row < 0 ? 0 : (num_cached + SPAN - 1) / SPAN;
+  // Short contexts use fewer splits than were launched: merging costs more than it saves.
+  const int needed = (spans + 2 * WARPS - 1) / (2 * WARPS);
+  const int splits = needed < 1 ? 1 : needed < max_splits ? needed : max_splits;
+  const int stride = splits * WARPS;
+  int span = split < splits ? split * WARPS + warp : spans;
+  Vec8 k[SPAN / 2], v[SPAN / 2];
+  auto load_span = [&](int no) {
+    const i64 page = load_fresh_i64(page_table + table_row * num_table_pages + no * SPAN / PAGE);
+#pragma unroll
+    for (int i = 0; i < SPAN / 2; ++i) {
+      const int t = no * SPAN + i * 2 + half;
+      const i64 at = ((page * PAGE + t % PAGE) * num_kv_heads + kv_head) * E + l16 * 8;
+      k[i] = v[i] = Vec8{{0, 0, 0, 0}};
+      if (t < num_cached) {
+        k[i] = load_fresh(key + at);
+        v[i] = load_fresh(value + at);
+      }
+    }
+  };
+  if (FUSED && span < spans) load_span(span);
+  const Rotation q_rotation = load_rotation(q_norm, cos + (i64)position * 64, sin + (i64)position * 64, lane);
+  const Rotation k_rotation = load_rotation(k_norm, cos + (i64)position * 64, sin + (i64)position * 64, lane);
+  wait_for_inputs();
+  let_next_kernel_start();
+  if (table_row < 0) {  // padding of a packed prefill
+    if (split == 0) {
+      for (int i = threadIdx.x; i < GROUP * E; i += WARPS * 32) out_row[i] = 0;
+    }
+    return;
+  }
+  if (split >= splits) return;
+  if (!FUSED && span < spans) load_span(span);
+
+  const u16* const token = qkv + (i64)row * (heads + 2 * num_kv_heads) * E;
+  const bool owns_new = FUSED && split == splits - 1;
+  float low[2], high[2];
+  if (warp < GROUP) {
+    const u16* const head = token + (kv_head * GROUP + warp) * E;
+    rotate(load_fresh_u32(head + 2 * lane), load_fresh_u32(head + 64 + 2 * lane), q_rotation, eps, low, high);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      q_shared[warp][2 * lane + i] = low[i] * SCALE;
+      q_shared[warp][64 + 2 * lane + i] = high[i] * SCALE;
+    }
+  }
+  if (owns_new && warp == WARPS - 1) {
+    const u16* const head = token + (heads + kv_head) * E;
+    rotate(load_fresh_u32(head + 2 * lane), load_fresh_u32(head + 64 + 2 * lane), k_rotation, eps, low, high);
+    const u32 lo = pack_bf16(low[0], low[1]), hi = pack_bf16(high[0], high[1]);
+    u16* const to = key + (load_fresh_i64(write_index + row) * num_kv_heads + kv_head) * E;
+    *(u32*)(to + 2 * lane) = lo;
+    *(u32*)(to + 64 + 2 * lane) = hi;
+    *(u32*)(own_key + 2 * lane) = lo;
+    *(u32*)(own_key + 64 + 2 * lane) = hi;
+  }
+  Vec8 new_v[1];
+  if (owns_new && warp == 0) new_v[0] = load_fresh(token + (heads + num_kv_heads + kv_head) * E + l16 * 8);
+  __syncthreads();
+
+  float q[GROUP][8];
+  Running<GROUP> r;
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+    r.peak[h] = -1e30f;
+    r.total[h] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      q[h][i] = q_shared[h][l16 * 8 + i];
+      r.acc[h][i] = 0.0f;
+    }
+  }
+  if (owns_new && warp == 0) {
+    const Vec8 new_k[1] = {*(const Vec8*)(own_key + l16 * 8)};
+    if (half == 0)
+      *(Vec8*)(value + (load_fresh_i64(write_index + row) * num_kv_heads + kv_head) * E + l16 * 8) = new_v[0];
+    attend<GROUP, 1>(r, q, new_k, new_v, half == 0);
+  }
+  while (span < spans) {
+    u32 visible = 0;
+#pragma unroll
+    for (int i = 0; i < SPAN / 2; ++i) visible |= (u32)(span * SPAN + i * 2 + half < num_cached) << i;
+    attend<GROUP, SPAN / 2>(r, q, k, v, visible);
+    span += stride;
+    if (span < spans) load_span(span);
+  }
+
+  // Merge the eight half-warps, then (by the last block to arrive) the splits.
+#pragma unroll
+  for (int h = 0; h < GROUP; ++h) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) merged[warp * 2 + half][h][l16 * 8 + i] = r.acc[h][i];
+    if (l16 == 0) {
+      merged[warp * 2 + half][h][E] = r.peak[h];
+      merged[warp * 2 + half][h][E + 1] = r.total[h];
+    }
+  }
+  __syncthreads();
+  const int unit = row * num_kv_heads + kv_head;
+  float* const mine = partial + ((i64)unit * max_splits + split) * GROUP * (E + 2);
+  for (int i = threadIdx.x; i < GROUP * E; i += WARPS * 32) {
+    const int h = i / E, e = i % E;
+    float peak = -1e30f, total = 0.0f, acc = 0.0f;
+#pragma unroll
+    for (int j = 0; j < WARPS * 2; ++j) peak = fmaxf(peak, merged[j][h][E]);
+#pragma unroll
+    for (int j = 0; j < WARPS * 2; ++j) {
+      const float weight = __expf(merged[j][h][E] - peak);
+      total += merged[j][h][E + 1] * weight;
+      acc += merged[j][h][e] * weight;
+    }
+    if (splits == 1) {
+      out_row[i] = (u16)(pack_bf16(acc / total, 0.0f) & 0xffffu);
+    } else {
+      mine[h * (E + 2) + e] = acc;
+      if (e == 0) {
+        mine[h * (E + 2) + E] = peak;
+        mine[h * (E + 2) + E + 1] = total;
+      }
+    }
+  }
+  if (splits == 1) return;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const u32 before = atomicAdd(arrived + unit, 1u);
+    is_last = before == (u32)splits - 1;
+    if (is_last) arrived[unit] = 0;  // ready for the next launch
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const float* const all = partial + (i64)unit * max_splits * GROUP * (E + 2);
+  for (int i = threadIdx.x; i < GROUP * E; i += WARPS * 32) {
+    const int h = i / E, e = i % E;
+    float peak = -1e30f, total = 0.0f, acc = 0.0f;
+    for (int j = 0; j < splits; ++j) {
+      const float* const part = all + ((i64)j * GROUP + h) * (E + 2);
+      const float other = load_fresh_f32(part + E), next = fmaxf(peak, other);
+      const float shrink = __expf(peak - next), grow = __expf(other - next);
+      total = total * shrink + load_fresh_f32(part + E + 1) * grow;
+      acc = acc * shrink + load_fresh_f32(part + e) * grow;
+      peak = next;
+    }
+    out_row[i] = (u16)(pack_bf16(acc / total, 0.0f) & 0xffffu);
+  }
+}

@@ -1,0 +1,200 @@
+"""Chooses instances of `decode.cu` and launches them: bfloat16, published head size, few rows.
+
+`accepts_*` say which shapes are covered; the Triton kernels take the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwen3tts_core.ops.cuda.runtime_kernels import KernelLibrary
+from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, RopeTable
+
+MAX_ROWS = 32
+_WARP = 32
+_CHUNK = 32  # k values that a warp takes at a time
+_HEAD_DIM, _PAGE_SIZE, _MAX_GROUP = 128, 16, 4
+_ATTENTION_THREADS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """How one linear kernel is cut; `decode.cu` says what the numbers mean."""
+
+    num_warps: int
+    weight_tiles: int
+    weights_ahead: int
+    x_ahead: int
+    blocks: int
+
+
+def choose_shape(k: int, kind: str, batch_tiles: int) -> LinearShape | None:
+    """The shape for K input features and 8 x batch_tiles rows; None when K can't be cut.
+
+    kind: "norm", "gated" (with its norm) or "plain".
+    """
+    tuned = _TUNED.get((k, kind, batch_tiles))
+    if tuned is not None:
+        return tuned
+    fitting = [warps for warps in (4, 8) if k % (_CHUNK * warps) == 0]
+    if not fitting:
+        return None
+    weight_tiles = 2 if batch_tiles == 4 else 1
+    return LinearShape(fitting[-1], weight_tiles, weights_ahead=4, x_ahead=2, blocks=1)
+
+
+# By (K, kind, batch tiles): the fastest of 1,302 shapes on an H200, weights colder than L2.
+# With many batch rows, which are read once per block, a block owns more weight rows.
+_TUNED = {
+    (1024, "norm", 1): LinearShape(16, 1, 8, 4, 1),
+    (1024, "gated", 1): LinearShape(8, 1, 8, 4, 2),
+    (2048, "norm", 1): LinearShape(8, 1, 6, 4, 2),
+    (2048, "plain", 1): LinearShape(8, 1, 6, 4, 2),
+    (2048, "gated", 1): LinearShape(4, 1, 8, 8, 2),
+    (3072, "plain", 1): LinearShape(12, 1, 6, 4, 1),
+    (6144, "plain", 1): LinearShape(12, 1, 6, 4, 1),
+    (1024, "norm", 2): LinearShape(8, 2, 2, 3, 2),
+    (1024, "gated", 2): LinearShape(4, 2, 4, 2, 2),
+    (2048, "norm", 2): LinearShape(8, 2, 2, 4, 1),
+    (2048, "plain", 2): LinearShape(8, 1, 4, 2, 1),
+    (2048, "gated", 2): LinearShape(4, 2, 4, 2, 2),
+    (3072, "plain", 2): LinearShape(12, 1, 4, 4, 1),
+    (6144, "plain", 2): LinearShape(12, 2, 4, 2, 1),
+    (1024, "norm", 4): LinearShape(8, 2, 2, 2, 1),
+    (1024, "gated", 4): LinearShape(4, 2, 4, 1, 3),
+    (2048, "norm", 4): LinearShape(8, 2, 2, 1, 1),
+    (2048, "plain", 4): LinearShape(8, 1, 4, 3, 2),
+    (2048, "gated", 4): LinearShape(8, 2, 2, 1, 1),
+    (3072, "plain", 4): LinearShape(8, 1, 4, 3, 2),
+    (6144, "plain", 4): LinearShape(8, 1, 4, 2, 2),
+}
+
+
+class DecodeKernels:
+    """Owns the library and the scratch that attention's splits meet in."""
+
+    def __init__(self, device: torch.device, *, num_processors: int) -> None:
+        self._device = device
+        self._num_processors = num_processors
+        self._library = KernelLibrary(device)
+        self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    # ------------------------------------------------------------ linear
+    def accepts_linear(self, x: Tensor, weight: Tensor) -> bool:
+        rows, k = x.shape
+        fits = rows <= MAX_ROWS and len(weight) % 32 == 0 and choose_shape(k, "plain", 4) is not None
+        return fits and x.dtype == torch.bfloat16 and x.is_contiguous()
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        *,
+        norm_weight: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gated: bool = False,
+        shape: LinearShape | None = None,
+    ) -> Tensor:
+        """x [M, K], weight [N, K] (gated: [2 N, K], gate first) -> [M, N]."""
+        rows, k = x.shape
+        n = len(weight) // 2 if gated else len(weight)
+        out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+        kind = "gated" if gated else "norm" if norm_weight is not None else "plain"
+        batch_tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
+        shape = shape or choose_shape(k, kind, batch_tiles)
+        assert shape is not None, "accepts_linear said yes"
+        numbers = (
+            k,
+            shape.num_warps,
+            shape.weight_tiles,
+            batch_tiles,
+            shape.weights_ahead,
+            shape.x_ahead,
+            shape.blocks,
+        )
+        flags = (norm_weight is not None, gated, residual is not None)
+        instance = f"linear_kernel<{','.join(map(str, numbers))},{','.join(str(f).lower() for f in flags)}>"
+        blocks = n // ((8 if gated else 16) * shape.weight_tiles)
+        self._library.get(instance).launch(
+            (blocks, 1, 1), shape.num_warps * _WARP, (x, norm_weight, weight, residual, out, rows, n, eps)
+        )
+        return out
+
+    # ------------------------------------------------------------ attention
+    def accepts_attention(self, qkv: Tensor, kv: LayerKV) -> bool:
+        _, page_size, num_kv_heads, head_dim = kv.key.shape
+        group = qkv.shape[1] // head_dim // num_kv_heads - 2
+        sizes = head_dim == _HEAD_DIM and page_size == _PAGE_SIZE and group <= _MAX_GROUP
+        return sizes and qkv.dtype == torch.bfloat16
+
+    def attention(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        rope: RopeTable,
+        layout: DecodeLayout,
+        kv: LayerKV,
+        table_rows: Tensor | None,
+        *,
+        fused: bool,
+    ) -> Tensor:
+        """See `Ops.attention`; unless `fused`, the rows' keys and values are in the cache already."""
+        rows, num_kv_heads = len(qkv), kv.key.shape[2]
+        group = qkv.shape[1] // _HEAD_DIM // num_kv_heads - 2
+        num_table_pages = layout.page_table.shape[1]
+        splits = self._num_splits(rows * num_kv_heads, num_table_pages)
+        partial, arrived = self._scratch_for(rows * num_kv_heads, splits, group)
+        out = torch.empty(rows, num_kv_heads * group * _HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
+        self._library.get(f"attention_kernel<{group},{str(fused).lower()}>").launch(
+            (rows, num_kv_heads, splits),
+            _ATTENTION_THREADS,
+            (
+                *(qkv, q_norm, k_norm, rope.cos, rope.sin, layout.positions, layout.write_index),
+                *(layout.page_table, table_rows, kv.key, kv.value, out, partial, arrived),
+                *(num_kv_heads, num_table_pages, splits, eps),
+            ),
+        )
+        return out
+
+    def frame_attention(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        rope: RopeTable,
+        position: int,
+        kv: LayerKV,
+    ) -> Tensor:
+        """The code predictor's: every row at `position` of its own page."""
+        rows, num_kv_heads = len(qkv), kv.key.shape[2]
+        group = qkv.shape[1] // _HEAD_DIM // num_kv_heads - 2
+        out = torch.empty(rows, num_kv_heads * group * _HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
+        self._library.get(f"frame_attention_kernel<{group}>").launch(
+            (rows, num_kv_heads, 1),
+            group * _WARP,
+            (qkv, q_norm, k_norm, rope.cos, rope.sin, kv.key, kv.value, out, num_kv_heads, position, eps),
+        )
+        return out
+
+    def _num_splits(self, num_units: int, num_pages: int) -> int:
+        """About four blocks a processor, at least a page for each of a block's four warps."""
+        wanted = max(1, 4 * self._num_processors // num_units)
+        return min(16, wanted, max(1, num_pages // 4))
+
+    def _scratch_for(self, units: int, splits: int, group: int) -> tuple[Tensor, Tensor]:
+        """Kept for good: captured graphs hold its addresses. Counters are zero between launches."""
+        key = (units, splits, group)
+        if key not in self._scratch:
+            size = units * splits * group * (_HEAD_DIM + 2) if splits > 1 else 1
+            self._scratch[key] = (
+                torch.empty(size, dtype=torch.float32, device=self._device),
+                torch.zeros(units, dtype=torch.int32, device=self._device),
+            )
+        return self._scratch[key]
