@@ -9,7 +9,7 @@ CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install fmt check test test-fast test-parity test-e2e test-gpu serve serve-gpu clean
+.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "==> 2/2 packages, locked by .ci/constraints.txt (torch alone is about 200 MB; some minutes)"
 	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[serve,dev]'
+	@touch $@
+
+install-gpu: $(STAMP)-gpu  ## The packages of the GPU kernels on top
+
+$(STAMP)-gpu: $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[gpu]'
 	@touch $@
 
 fmt: install  ## Rewrite the sources in the project's format
@@ -46,13 +52,13 @@ test-parity: install  ## The reference's numbers: every golden array, at its tol
 test-e2e: install  ## The real app over loopback HTTP
 	$(BIN)/python -m pytest tests/e2e
 
-test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip
+test-gpu: install-gpu  ## GPU tests; a missing GPU is a failure, not a skip
 	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)
 
-serve-gpu:  ## The same with the published 1.7B checkpoint on one GPU
+serve-gpu: install-gpu  ## The same with the published 1.7B checkpoint on one GPU
 	@$(MAKE) --no-print-directory serve FAST=1 CONFIG=serve_configs/qwen3tts.yaml
 
 clean:  ## Remove the virtual environment and every cache

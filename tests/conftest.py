@@ -8,7 +8,12 @@
 import os
 import sys
 
+import hypothesis
 import pytest
+
+# No deadline: a loaded machine is no failure. The whole test has one.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")
 
 # Read when ray is first imported, wherever that happens. Without the first, a Ray command run earlier
 # on the machine decides whether this one must authenticate.

@@ -11,7 +11,7 @@ from qwen3tts_core.types import AudioChunk, DrawParams, FrameBatch, PrefillPlan,
 from tests.fakes import NUM_GROUPS, Script, fake_codes, until
 
 
-def request(request_id="r1", seed=3, max_frames=1000):
+def request(request_id="r1", seed=3, max_frames=10**6):
     plan = PrefillPlan((1,), (2,), (3,))
     return SpeechRequest(request_id, plan, Sampling(DrawParams(), DrawParams()), seed, max_frames)
 
@@ -54,7 +54,7 @@ async def test_the_talker_link_uses_the_transport_it_was_given(open_chain):
 @pytest.mark.parametrize("num_items", [0, 1, 3])
 async def test_a_reader_who_leaves_frees_slot_and_row_at_once(open_chain, num_items):
     tasks_before = other_tasks()
-    async with open_chain(talker=Script(num_frames=500, seconds_per_item=0.01)) as chain:
+    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.01)) as chain:
         async with aclosing(chain.codec.decode(request())) as audio:
             for _ in range(num_items):
                 await anext(audio)
@@ -63,7 +63,7 @@ async def test_a_reader_who_leaves_frees_slot_and_row_at_once(open_chain, num_it
 
 
 async def test_a_cancelled_reader_frees_slot_and_row(open_chain):
-    async with open_chain(talker=Script(num_frames=500, seconds_per_item=0.01)) as chain:
+    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.01)) as chain:
         reading = asyncio.create_task(collect(chain.codec.decode(request()), AudioChunk))
         await until(lambda: chain.num_held == 2)
         reading.cancel()
@@ -89,7 +89,7 @@ async def test_frames_do_not_wait_for_the_reader_of_the_audio(open_chain):
 
 @pytest.mark.parametrize("full", ["talker", "codec"])
 async def test_a_refusal_reaches_the_caller_as_itself_and_leaves_nothing_behind(open_chain, full):
-    scripts = {"talker": Script(num_frames=500, seconds_per_item=0.01), "codec": Script()}
+    scripts = {"talker": Script(num_frames=20_000, seconds_per_item=0.01), "codec": Script()}
     scripts[full].capacity = 1
     async with open_chain(**scripts) as chain:
         async with aclosing(chain.codec.decode(request("first"))) as first:

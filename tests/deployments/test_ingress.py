@@ -259,11 +259,11 @@ async def test_a_lost_item_is_a_fault_not_a_gap(open_chain):
 # ---------------------------------------------------------------- leaving
 @pytest.mark.parametrize("mode", [{}, {"stream": True}, {"stream_format": "sse"}])
 async def test_a_client_that_leaves_frees_slot_and_row_a_hundred_times(open_chain, mode):
-    async with open_chain(talker=Script(num_frames=500, seconds_per_item=0.002)) as chain:
+    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.002)) as chain:
         await until(lambda: not chain.ingress._readiness.problems())
         tasks_before = asyncio.all_tasks()
         for seed in range(100):
-            call = speak(chain, seed=seed, **mode)
+            call = speak(chain, seed=seed, max_new_tokens=4000, **mode)
             if mode:
                 await call.wait_for_parts(3)
             else:
