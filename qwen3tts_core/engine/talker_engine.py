@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
-from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, INERT, STOP
+from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, STOP
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
 from qwen3tts_core.engine.talker_runner import PendingStep, TalkerRunner
@@ -225,10 +225,10 @@ class TalkerEngine:
         with self._wake:
             for placed, row in zip(step.placed, results, strict=True):
                 request_id = placed.request.request_id
-                outcome = int(row[-1])
                 stream = self._live_stream(placed)
-                if outcome == INERT or stream is None:
+                if stream is None:
                     continue  # finished before this step, or cancelled meanwhile
+                outcome = int(row[-1])
                 if outcome != STOP:
                     stream.frames.append(row[:-1].copy())
                     self._num_frames += 1

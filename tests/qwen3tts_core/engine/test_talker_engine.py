@@ -481,6 +481,27 @@ def test_a_voice_that_does_not_fit_fails_alone():
         wait_until(lambda: engine.stats().num_running == 0)
         assert engine.stats().num_free_pages == engine_config().num_pages
         engine.check_health()
+        engine.submit(make_request("bad", frames=6))  # its id is free again
+
+
+def test_whoever_leaves_while_being_refused_comes_back_as_somebody_else():
+    """The cancel falls between admission and the voice's refusal."""
+    talker, again = small_talker(), make_request("a", rows=9, frames=6)
+    prompt_rows = talker.prompt_rows
+
+    def leave_and_come_back(plan, reference=None):
+        if reference is not None:
+            engine.cancel("a")
+            engine.submit(again)
+        return prompt_rows(plan, reference)
+
+    talker.prompt_rows = leave_and_come_back
+    voice = ReferenceVoice("v", np.zeros(3, "<f4").tobytes())
+    with talking(talker) as (engine, inbox):
+        engine.submit(make_request("a", plan=replace(make_plan(6), speaker_row=2), reference=voice))
+        assert_same_speech(inbox.wait_for("a")["a"], alone(again))
+        wait_until(lambda: engine.stats().num_running == 0)
+        assert engine.stats().num_free_pages == engine_config().num_pages
 
 
 def test_an_id_that_is_running_is_not_taken_twice():

@@ -107,13 +107,16 @@ def test_a_voice_that_does_not_fit_is_the_caller_s_error():
 # ---------------------------------------------------------------- decode
 def test_every_bucket_is_captured_once_and_named():
     names = []
-    desk = Desk(capture=lambda fn, name: names.append(name) or fn, num_slots=6)
-    assert names == [f"decode step of {size} rows" for size in (1, 2, 4, 6)]
+    desk = Desk(capture=lambda fn, name: names.append(name) or fn, num_slots=6, prefill_buckets=(8, 32))
+    assert sorted(names) == [
+        *(f"decode step of {size} rows" for size in (1, 2, 4, 6)),
+        *(f"prefill of {size} rows" for size in (32, 8)),
+    ]
     placed = desk.join(*(make_request(str(i), frames=9) for i in range(6)))
     desk.cache_prompts()
     for count in (6, 3, 1):
         desk.step(*placed[:count])
-    assert len(names) == 4
+    assert len(names) == 6
 
 
 def test_a_step_that_cannot_be_captured_stops_the_start():

@@ -169,7 +169,7 @@ def test_the_projection_exists_exactly_where_the_widths_differ():
 def test_a_start_lists_every_tensor_that_is_missing_or_left_over():
     source = SeededWeights(small_config())
     del source.shapes()["talker.model.norm.weight"]
-    source.shapes()["talker.model.layers.1.mlp.up_proj.weight"] = (
+    source.shapes()["talker.model.layers.2.mlp.up_proj.weight"] = (
         24,
         16,
     )  # a layer more than the config says
@@ -184,4 +184,4 @@ def test_a_start_lists_every_tensor_that_is_missing_or_left_over():
             dtype=torch.float32,
         )
     named = [problem.partition(":")[0] for problem in caught.value.problems]
-    assert named == ["talker.model.norm.weight", "talker.model.layers.1.mlp.up_proj.weight"]
+    assert named == ["talker.model.norm.weight", "talker.model.layers.2.mlp.up_proj.weight"]
