@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwen3tts_core.engine.slots import SlotState
+from qwen3tts_core.engine.slots import SlotRows, SlotState
 from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.interface import DecodeLayout, LayerKV
 
@@ -37,25 +37,26 @@ def decode_frame(
     and then INERT, FRAME, STOP (EOS drawn, no frame) or FRAME_AND_LIMIT.
     """
     config, ops = talker.config.talker, talker.ops
-    active = state.column("active", rows) > 0
-    frame = state.column("frame", rows)
+    slots = state.read(rows)
+    active = slots.column("active") > 0
+    frame = slots.column("frame")
 
-    layout = _layout(state, rows, active, cache[0].page_size, trash_page)
+    layout = _layout(state, rows, slots, active, cache[0].page_size, trash_page)
     hidden = talker.final_norm(talker(state.input_rows[rows], layout, cache))
 
     codebook_size = talker.config.code_predictor.codebook_size
-    noise = ops.frame_noise(state.noise_key(rows), config.num_code_groups, config.vocab_size, codebook_size)
+    noise = ops.frame_noise(slots.noise_key, config.num_code_groups, config.vocab_size, codebook_size)
     first_codes = ops.draw_first(
         talker.first_logits(hidden),
         state.seen[rows],
-        state.penalty(rows),
+        slots.penalty,
         frame < min_frames,
         talker.allowed_ids,
         config.codec_eos_id,
-        state.draw_rows(rows),
+        slots.draw_rows(),
         noise,
     )
-    rest = state.draw_rows(rows, "sub_")
+    rest = slots.draw_rows("sub_")
     codes = talker.code_predictor(
         hidden,
         first_codes,
@@ -63,29 +64,32 @@ def decode_frame(
         lambda logits, group, inputs: ops.draw_next(logits, rest, noise, group, inputs),
     )
 
+    state.input_rows[rows] = talker.frame_embeddings(codes) + _text_rows(talker, state, rows, slots)
+    state.seen[rows, first_codes] = torch.ones_like(active)  # a device value: a capture can copy no scalar
     stop = active & (first_codes == config.codec_eos_id)
     made_frame = active & ~stop
-    at_limit = made_frame & (frame + 1 >= state.column("frame_limit", rows))
-    state.input_rows[rows] = talker.frame_embeddings(codes) + _text_rows(talker, state, rows, frame)
-    state.seen[rows, first_codes] = torch.ones_like(active)  # a device value: a capture can copy no scalar
-    state.set_column("position", rows, state.column("position", rows) + active)
-    state.set_column("frame", rows, frame + made_frame)
-    state.set_column("active", rows, (made_frame & ~at_limit).long())
+    at_limit = made_frame & (frame + 1 >= slots.column("frame_limit"))
+    slots.column("position").add_(active)
+    slots.column("frame").add_(made_frame)
+    slots.column("active").copy_(made_frame & ~at_limit)
+    state.write(rows, slots)
     out[:, :-1] = codes
     out[:, -1] = torch.where(stop, STOP, made_frame * FRAME + at_limit * (FRAME_AND_LIMIT - FRAME))
 
 
-def _layout(state: SlotState, rows: Tensor, active: Tensor, page_size: int, trash_page: int) -> DecodeLayout:
+def _layout(
+    state: SlotState, rows: Tensor, slots: SlotRows, active: Tensor, page_size: int, trash_page: int
+) -> DecodeLayout:
     """Where the step's new position of each row goes: its own page, or the trash page."""
-    positions = torch.where(active, state.column("position", rows), 0)
+    positions = torch.where(active, slots.column("position"), 0)
     page_table = torch.where(active[:, None], state.page_table[rows], trash_page)
     page = page_table.gather(1, (positions // page_size)[:, None])[:, 0]
     return DecodeLayout(positions, page * page_size + positions % page_size, page_table)
 
 
-def _text_rows(talker: Talker, state: SlotState, rows: Tensor, frame: Tensor) -> Tensor:
+def _text_rows(talker: Talker, state: SlotState, rows: Tensor, slots: SlotRows) -> Tensor:
     """The trailing text row of this frame, the pad feature past its end (spec 2.3)."""
-    last = state.trailing_ids.shape[1] - 1
-    ids = state.trailing_ids[rows, frame.clamp(max=last)].long()
-    is_text = frame < state.column("num_trailing", rows)
+    frame = slots.column("frame")
+    ids = state.trailing_ids[rows, frame.clamp(max=state.trailing_ids.shape[1] - 1)].long()
+    is_text = frame < slots.column("num_trailing")
     return talker.text_table[torch.where(is_text, ids, talker.config.tts_pad_id)]

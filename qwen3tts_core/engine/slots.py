@@ -109,26 +109,42 @@ class SlotState:
             self.trailing_ids[slot, : len(trailing)] = trailing
         self.page_table[slot, : len(pages)] = torch.tensor(pages)
 
-    # ------------------------------------------------------------ what a step reads, [B] each
-    def column(self, name: str, rows: Tensor) -> Tensor:
-        return self.ints[rows, INT[name]]
+    # ------------------------------------------------------------ what a step reads and writes
+    def read(self, rows: Tensor) -> SlotRows:
+        """The numbers of the slots named by `rows` [B], gathered once."""
+        return SlotRows(self.ints[rows].T.contiguous(), self.floats[rows].T.contiguous())
 
-    def set_column(self, name: str, rows: Tensor, values: Tensor) -> None:
-        self.ints[rows, INT[name]] = values
+    def write(self, rows: Tensor, slot_rows: SlotRows) -> None:
+        """Put the whole numbers back."""
+        self.ints[rows] = slot_rows.ints.T
 
-    def penalty(self, rows: Tensor) -> Tensor:
-        return self.floats[rows, FLOAT["penalty"]]
 
-    def noise_key(self, rows: Tensor) -> NoiseKey:
-        return NoiseKey(self.column("seed", rows), self.column("piece", rows), self.column("frame", rows))
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """A batch's rows of `SlotState`, column by column. ints: [columns, B]; floats: [columns, B]."""
 
-    def draw_rows(self, rows: Tensor, prefix: str = "") -> DrawRows:
+    ints: Tensor
+    floats: Tensor
+
+    def column(self, name: str) -> Tensor:
+        """[B] int64; a view, so writing to it is written back by `SlotState.write`."""
+        return self.ints[INT[name]]
+
+    @property
+    def penalty(self) -> Tensor:
+        return self.floats[FLOAT["penalty"]]
+
+    @property
+    def noise_key(self) -> NoiseKey:
+        return NoiseKey(self.column("seed"), self.column("piece"), self.column("frame"))
+
+    def draw_rows(self, prefix: str = "") -> DrawRows:
         """prefix: "" for group 0, "sub_" for the others."""
         return DrawRows(
-            do_sample=self.column(f"{prefix}sample", rows) > 0,
-            temperature=self.floats[rows, FLOAT[f"{prefix}temperature"]],
-            top_k=self.column(f"{prefix}top_k", rows),
-            tail_mass=self.floats[rows, FLOAT[f"{prefix}tail_mass"]],
+            do_sample=self.column(f"{prefix}sample") > 0,
+            temperature=self.floats[FLOAT[f"{prefix}temperature"]],
+            top_k=self.column(f"{prefix}top_k"),
+            tail_mass=self.floats[FLOAT[f"{prefix}tail_mass"]],
         )
 
 

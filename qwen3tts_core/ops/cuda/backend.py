@@ -142,26 +142,38 @@ class CudaOps:
         draw_rows: DrawRows,
         noise: FrameNoise,
     ) -> Tensor:
-        assert isinstance(noise, _DeviceNoise)
-        codes, _ = draw(
+        return self._draw(
             logits,
             draw_rows,
-            noise.key,
+            noise,
             0,
             seen=seen,
             penalty=penalty,
             forbid_eos=forbid_eos,
             allowed=allowed,
             eos_id=eos_id,
-            pdl=self._pdl,
-        )
-        return codes
+        )[0]
 
     def draw_next(
         self, logits: Tensor, draw_rows: DrawRows, noise: FrameNoise, group: int, inputs: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        return self._draw(logits, draw_rows, noise, group, inputs=inputs)
+
+    def _draw(
+        self,
+        logits: Tensor,
+        rows: DrawRows,
+        noise: FrameNoise,
+        group: int,
+        *,
+        inputs: Tensor | None = None,
+        eos_id: int = -1,
+        **first: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:
         assert isinstance(noise, _DeviceNoise)
-        return draw(logits, draw_rows, noise.key, group, inputs=inputs, pdl=self._pdl)
+        if self._decode is not None and self._decode.accepts_draw(logits, inputs):
+            return self._decode.draw(logits, rows, noise.key, group, inputs=inputs, eos_id=eos_id, **first)
+        return draw(logits, rows, noise.key, group, inputs=inputs, eos_id=eos_id, pdl=self._pdl, **first)
 
 
 def _is_matrix_product(x: Tensor) -> bool:

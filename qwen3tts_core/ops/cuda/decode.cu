@@ -221,6 +221,193 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16
   }
 }
 
+// -------------------------------------------------------------------------------------- draw
+// One row's code: penalty and exclusions (FIRST), temperature, top-k, top-p, Gumbel noise, arg max;
+// then the row of `inputs` that the code feeds (FEED). As ops/sampling.py and ops/noise.py say, with
+// thresholds found by bisection over the bits of the scores. A thread holds QUADS times four ids.
+constexpr int DRAW_THREADS = 256;
+
+struct BlockSums {  // one barrier a sum: consecutive sums use different places
+  float (*places)[DRAW_THREADS / 32];
+  int turn;
+};
+__device__ __forceinline__ float block_sum(BlockSums& b, float x) {
+#pragma unroll
+  for (int d = 16; d; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
+  float* const place = b.places[b.turn];
+  b.turn ^= 1;
+  if ((threadIdx.x & 31) == 0) place[threadIdx.x >> 5] = x;
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < DRAW_THREADS / 32; ++i) sum += place[i];
+  return sum;
+}
+__device__ __forceinline__ int sortable(float x) {
+  const int bits = __float_as_int(x);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+__device__ __forceinline__ float gumbel(u32 word) {
+  const float u = ((float)(word >> 9) + 0.5f) * 1.1920928955078125e-07f;
+  return -logf(-logf(u));
+}
+
+template <int QUADS, bool FIRST, bool FEED>
+__global__ void __launch_bounds__(DRAW_THREADS)
+draw_kernel(const u16* __restrict__ logits, const unsigned char* __restrict__ seen, const float* __restrict__ penalty,
+            const unsigned char* __restrict__ forbid_eos, const unsigned char* __restrict__ allowed, int eos_id,
+            const unsigned char* __restrict__ do_sample, const float* __restrict__ temperature,
+            const i64* __restrict__ top_k, const float* __restrict__ tail_mass, const i64* __restrict__ seed,
+            const i64* __restrict__ piece, const i64* __restrict__ frame, int group, const u16* __restrict__ inputs,
+            i64* __restrict__ codes, u16* __restrict__ fed, int num_ids, int width) {
+  constexpr int ITEMS = QUADS * 4;
+  __shared__ float sums[2][DRAW_THREADS / 32];
+  __shared__ unsigned long long best_of_warp[DRAW_THREADS / 32];
+  BlockSums block{sums, 0};
+  const int row = blockIdx.x;
+  const float excluded = -__int_as_float(0x7f800000);
+
+  // None of this is written by the kernel before: its noise is ready when the logits arrive.
+  const float heat = temperature[row], tail = tail_mass[row];
+  const int k = (int)top_k[row];
+  float noise[ITEMS];
+  if (do_sample[row]) {
+    const i64 s = seed[row];
+#pragma unroll
+    for (int j = 0; j < QUADS; ++j) {
+      u32 c0 = j * DRAW_THREADS + threadIdx.x, c1 = group, c2 = (u32)frame[row], c3 = (u32)piece[row];
+      u32 k0 = (u32)s, k1 = (u32)(s >> 32);
+#pragma unroll
+      for (int i = 0; i < 10; ++i) {
+        const u32 high0 = __umulhi(c0, 0xD2511F53u), low0 = c0 * 0xD2511F53u;
+        const u32 high1 = __umulhi(c2, 0xCD9E8D57u), low1 = c2 * 0xCD9E8D57u;
+        c0 = high1 ^ c1 ^ k0;
+        c2 = high0 ^ c3 ^ k1;
+        c1 = low1;
+        c3 = low0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+      }
+      noise[4 * j] = gumbel(c0);
+      noise[4 * j + 1] = gumbel(c1);
+      noise[4 * j + 2] = gumbel(c2);
+      noise[4 * j + 3] = gumbel(c3);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) noise[i] = 0.0f;
+  }
+  wait_for_inputs();
+  let_next_kernel_start();
+
+  float score[ITEMS];
+#pragma unroll
+  for (int j = 0; j < QUADS; ++j) {
+    const int id = (j * DRAW_THREADS + threadIdx.x) * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) score[4 * j + i] = excluded;
+    if (id < num_ids) {  // num_ids is a multiple of 4
+      const Vec4 four = load_fresh_vec4(logits + (i64)row * num_ids + id);
+      score[4 * j] = low_f32(four.v[0]);
+      score[4 * j + 1] = high_f32(four.v[0]);
+      score[4 * j + 2] = low_f32(four.v[1]);
+      score[4 * j + 3] = high_f32(four.v[1]);
+      if (FIRST) {
+        const float factor = penalty[row];
+        const bool no_eos = forbid_eos[row];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& x = score[4 * j + i];
+          if (seen[(i64)row * num_ids + id + i]) x = x < 0.0f ? x * factor : __fdiv_rn(x, factor);
+          if (!allowed[id + i] || (no_eos && id + i == eos_id)) x = excluded;
+        }
+      }
+    }
+  }
+  if (k > 0 && k < num_ids) {
+    auto count_from = [&](int threshold) {
+      int n = 0;
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) n += sortable(score[i]) >= threshold;
+      return (int)block_sum(block, (float)n);
+    };
+    // The order is the same before the temperature, where an untouched logit has 16 bits.
+    constexpr int LOWEST_BIT = FIRST ? 0 : 16;
+    int above = count_from(0);
+    int threshold = above >= k ? 0 : (int)0x80000000;
+    for (int bit = 30; bit >= LOWEST_BIT && above != k; --bit) {
+      const int candidate = threshold + (1 << bit), n = count_from(candidate);
+      if (n >= k) {
+        threshold = candidate;
+        above = n;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) score[i] = sortable(score[i]) >= threshold ? score[i] : excluded;
+  }
+#pragma unroll
+  for (int i = 0; i < ITEMS; ++i) score[i] = __fdiv_rn(score[i], heat);
+  if (tail > 0.0f) {
+    int top = (int)0x80000000;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) top = max(top, sortable(score[i]));
+#pragma unroll
+    for (int d = 16; d; d >>= 1) top = max(top, __shfl_xor_sync(0xffffffffu, top, d));
+    if ((threadIdx.x & 31) == 0) best_of_warp[threadIdx.x >> 5] = (u32)top;
+    __syncthreads();
+    for (int i = 0; i < DRAW_THREADS / 32; ++i) top = max(top, (int)(u32)best_of_warp[i]);
+    __syncthreads();
+    const float peak = __int_as_float(top ^ ((top >> 31) & 0x7fffffff));
+    float mass[ITEMS], own = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) own += mass[i] = __expf(score[i] - peak);
+    const float inverse = 1.0f / block_sum(block, own);
+    auto mass_to = [&](int threshold) {
+      float m = 0.0f;
+#pragma unroll
+      for (int i = 0; i < ITEMS; ++i) m += sortable(score[i]) <= threshold ? mass[i] : 0.0f;
+      return block_sum(block, m) * inverse;
+    };
+    int threshold = mass_to(-1) <= tail ? -1 : (int)0x80000000;
+    for (int bit = 30; bit >= 0; --bit) {
+      const int candidate = threshold + (1 << bit);
+      if (candidate > threshold && mass_to(candidate) <= tail) threshold = candidate;
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+      const int key = sortable(score[i]);
+      if (key <= threshold && key != top) score[i] = excluded;
+    }
+  }
+
+  unsigned long long best = 0;
+#pragma unroll
+  for (int j = 0; j < QUADS; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const u32 id = (j * DRAW_THREADS + threadIdx.x) * 4 + i;
+      const u32 order = (u32)sortable(score[4 * j + i] + noise[4 * j + i]) ^ 0x80000000u;
+      const unsigned long long key = (unsigned long long)order << 32 | (0xffffffffu - id);
+      best = key > best ? key : best;
+    }
+  }
+#pragma unroll
+  for (int d = 16; d; d >>= 1) {
+    const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, d);
+    best = other > best ? other : best;
+  }
+  if ((threadIdx.x & 31) == 0) best_of_warp[threadIdx.x >> 5] = best;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < DRAW_THREADS / 32; ++i) best = best_of_warp[i] > best ? best_of_warp[i] : best;
+  const u32 code = 0xffffffffu - (u32)best;
+  if (threadIdx.x == 0) codes[row] = code;
+  if (FEED) {
+    for (int i = threadIdx.x * 8; i < width; i += DRAW_THREADS * 8)
+      *(Vec8*)(fed + (i64)row * width + i) = load_weights(inputs + (i64)code * width + i);
+  }
+}
+
 // --------------------------------------------------------------------------------- attention
 constexpr int E = 128, PAGE = 16, WARPS = 4, SPAN = 8;
 constexpr float SCALE = 0.08838834764831845f;  // E ** -0.5

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from qwen3tts_core.ops.cuda.runtime_kernels import KernelLibrary
-from qwen3tts_core.ops.interface import DecodeLayout, LayerKV, RopeTable
+from qwen3tts_core.ops.interface import DecodeLayout, DrawRows, LayerKV, NoiseKey, RopeTable
 
 MAX_ROWS = 32
 _WARP = 32
 _CHUNK = 32  # k values that a warp takes at a time
 _HEAD_DIM, _PAGE_SIZE, _MAX_GROUP = 128, 16, 4
 _ATTENTION_THREADS = 128
+_DRAW_THREADS, _MAX_QUADS = 256, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class LinearShape:
     weight_tiles: int
     weights_ahead: int
     x_ahead: int
-    blocks: int
+    blocks: int = 1
 
 
 def choose_shape(k: int, kind: str, batch_tiles: int) -> LinearShape | None:
@@ -42,8 +43,7 @@ def choose_shape(k: int, kind: str, batch_tiles: int) -> LinearShape | None:
     fitting = [warps for warps in (4, 8) if k % (_CHUNK * warps) == 0]
     if not fitting:
         return None
-    weight_tiles = 2 if batch_tiles == 4 else 1
-    return LinearShape(fitting[-1], weight_tiles, weights_ahead=4, x_ahead=2, blocks=1)
+    return LinearShape(fitting[-1], 2 if batch_tiles == 4 else 1, weights_ahead=4, x_ahead=2)
 
 
 # By (K, kind, batch tiles): the fastest of 1,302 shapes on an H200, weights colder than L2.
@@ -104,25 +104,60 @@ class DecodeKernels:
         n = len(weight) // 2 if gated else len(weight)
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
         kind = "gated" if gated else "norm" if norm_weight is not None else "plain"
-        batch_tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
+        batch_tiles = next(tiles for tiles in (1, 2, 4) if rows <= 8 * tiles)
         shape = shape or choose_shape(k, kind, batch_tiles)
         assert shape is not None, "accepts_linear said yes"
-        numbers = (
-            k,
-            shape.num_warps,
-            shape.weight_tiles,
-            batch_tiles,
-            shape.weights_ahead,
-            shape.x_ahead,
-            shape.blocks,
+        flags = ",".join(str(f).lower() for f in (norm_weight is not None, gated, residual is not None))
+        cut = (
+            f"{k},{shape.num_warps},{shape.weight_tiles},{batch_tiles},{shape.weights_ahead},{shape.x_ahead}"
         )
-        flags = (norm_weight is not None, gated, residual is not None)
-        instance = f"linear_kernel<{','.join(map(str, numbers))},{','.join(str(f).lower() for f in flags)}>"
-        blocks = n // ((8 if gated else 16) * shape.weight_tiles)
-        self._library.get(instance).launch(
-            (blocks, 1, 1), shape.num_warps * _WARP, (x, norm_weight, weight, residual, out, rows, n, eps)
-        )
+        args = (x, norm_weight, weight, residual, out, rows, n, eps)
+        grid = (n // ((8 if gated else 16) * shape.weight_tiles), 1, 1)
+        kernel = self._library.get(f"linear_kernel<{cut},{shape.blocks},{flags}>")
+        kernel.launch(grid, shape.num_warps * _WARP, args)
         return out
+
+    # ------------------------------------------------------------ draw
+    def accepts_draw(self, logits: Tensor, inputs: Tensor | None) -> bool:
+        num_ids = logits.shape[1]
+        fits = num_ids % 4 == 0 and num_ids <= 4 * _DRAW_THREADS * _MAX_QUADS
+        return fits and logits.dtype == torch.bfloat16 and (inputs is None or inputs.shape[1] % 8 == 0)
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: DrawRows,
+        key: NoiseKey,
+        group: int,
+        *,
+        inputs: Tensor | None = None,
+        seen: Tensor | None = None,
+        penalty: Tensor | None = None,
+        forbid_eos: Tensor | None = None,
+        allowed: Tensor | None = None,
+        eos_id: int = -1,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `sampling.draw`."""
+        batch, num_ids = logits.shape
+        codes = torch.empty(batch, dtype=torch.int64, device=logits.device)
+        width = inputs.shape[1] if inputs is not None else 0
+        fed = (
+            torch.empty(batch, width, dtype=logits.dtype, device=logits.device)
+            if inputs is not None
+            else None
+        )
+        quads = -(-num_ids // (4 * _DRAW_THREADS))
+        flags = f"{str(seen is not None).lower()},{str(inputs is not None).lower()}"
+        self._library.get(f"draw_kernel<{quads},{flags}>").launch(
+            (batch, 1, 1),
+            _DRAW_THREADS,
+            (
+                *(logits, seen, penalty, forbid_eos, allowed, eos_id),
+                *(rows.do_sample, rows.temperature, rows.top_k, rows.tail_mass),
+                *(key.seed, key.piece, key.frame, group, inputs, codes, fed, num_ids, width),
+            ),
+        )
+        return codes, fed
 
     # ------------------------------------------------------------ attention
     def accepts_attention(self, qkv: Tensor, kv: LayerKV) -> bool:

@@ -48,7 +48,10 @@ class Kernel:
         self._function, self._name = function, name
 
     def launch(
-        self, grid: tuple[int, int, int], num_threads: int, args: Sequence[Tensor | int | float | None]
+        self,
+        grid: tuple[int, int, int],
+        num_threads: int,
+        args: Sequence[Tensor | int | float | None],
     ) -> None:
         """On torch's current stream, as a dependent launch: it may start before its predecessor ends.
 

@@ -48,7 +48,7 @@ def test_a_request_starts_at_the_end_of_its_prompt(state):
     plan = make_plan(7, num_trailing=3)
     state.admit(2, make_request("a", plan=plan, frames=11), [8, 2, 6], torch.arange(6.0))
     expected = {"position": 6, "frame": 0, "frame_limit": 11, "active": 1, "piece": 0, "num_trailing": 3}
-    assert {name: int(state.column(name, only(2))) for name in expected} == expected
+    assert {name: int(state.read(only(2)).column(name)) for name in expected} == expected
     assert state.input_rows[2].tolist() == [0, 1, 2, 3, 4, 5]
     assert tuple(state.trailing_ids[2, :3].tolist()) == plan.trailing_ids
     assert state.page_table[2, :3].tolist() == [8, 2, 6]
@@ -59,8 +59,10 @@ def test_nothing_of_the_request_before_is_left(state):
         0, make_request("a", trailing=9, frames=3, seed=5, sampling=Sampling()), [1], torch.ones(WIDTH)
     )
     state.seen[0] = True
-    state.set_column("frame", only(0), only(3))
-    state.set_column("active", only(0), only(0))
+    slots = state.read(only(0))
+    slots.column("frame").copy_(only(3))
+    slots.column("active").copy_(only(0))
+    state.write(only(0), slots)
     request = make_request("b", trailing=2, frames=8)
     state.admit(0, request, [1], torch.ones(WIDTH))
     fresh = SlotState.empty(
@@ -74,7 +76,7 @@ def test_nothing_of_the_request_before_is_left(state):
     fresh.admit(0, request, [1], torch.ones(WIDTH))
     for name in ("ints", "floats", "seen", "input_rows"):
         assert torch.equal(getattr(state, name)[0], getattr(fresh, name)[0]), name
-    assert int(state.column("num_trailing", only(0))) == 2  # so what a longer text left is never read
+    assert int(state.read(only(0)).column("num_trailing")) == 2  # so what a longer text left is never read
 
 
 @pytest.mark.parametrize(
@@ -92,24 +94,25 @@ def test_nothing_of_the_request_before_is_left(state):
 )
 def test_any_int_is_a_seed_and_its_lower_64_bits_count(state, seed, stored):
     state.admit(1, make_request("a", seed=seed, piece=4), [0], torch.zeros(WIDTH))
-    key = state.noise_key(only(1))
+    key = state.read(only(1)).noise_key
     assert (int(key.seed), int(key.piece), int(key.frame)) == (stored, 4, 0)
 
 
 def test_group_0_and_the_others_draw_by_their_own_settings(state):
     sampling = Sampling(DrawParams(True, 0.5, 7, 0.75), DrawParams(False, 0.25, 9, 1.0), 1.5)
     state.admit(0, make_request("a", sampling=sampling), [0], torch.zeros(WIDTH))
-    first, rest = state.draw_rows(only(0)), state.draw_rows(only(0), "sub_")
+    slots = state.read(only(0))
+    first, rest = slots.draw_rows(), slots.draw_rows("sub_")
     assert (bool(first.do_sample), float(first.temperature), int(first.top_k)) == (True, 0.5, 7)
     assert float(first.tail_mass) == 0.25
     assert (bool(rest.do_sample), int(rest.top_k), float(rest.tail_mass)) == (False, 9, 0.0)
     assert float(rest.temperature) == 1.0  # greedy: the arg max of untouched scores
-    assert float(state.penalty(only(0))) == 1.5
+    assert float(slots.penalty) == 1.5
 
 
 def test_the_padding_row_belongs_to_nobody(state):
     assert state.padding_slot == CONFIG.num_slots
-    assert int(state.column("active", only(state.padding_slot))) == 0
+    assert int(state.read(only(state.padding_slot)).column("active")) == 0
     assert (state.page_table[state.padding_slot] == TRASH).all()
     state.admit(0, make_request("a", sampling=GREEDY), [0], torch.zeros(WIDTH))
-    assert int(state.column("active", only(state.padding_slot))) == 0
+    assert int(state.read(only(state.padding_slot)).column("active")) == 0
