@@ -1,3 +1,4 @@
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,29 @@ def test_a_pack_takes_the_smallest_bucket_and_counts_its_rows():
         del TALKER.forward
     assert seen == [16, 4]
     assert (desk.runner.counters.prefills, desk.runner.counters.prefill_rows) == (2, 9)
+
+
+def test_a_prompt_s_rows_are_dropped_once_cached_or_forgotten():
+    made, prompt_rows = [], TALKER.prompt_rows
+
+    def watched(plan, reference=None):
+        rows = prompt_rows(plan, reference)
+        made.append(weakref.ref(rows))
+        return rows
+
+    TALKER.prompt_rows = watched
+    try:
+        desk = Desk(prefill_buckets=(4,))
+        cached, forgotten = desk.join(make_request("a", rows=4), make_request("b", rows=40))
+    finally:
+        del TALKER.prompt_rows
+    assert all(rows() is not None for rows in made)
+    desk.runner.prefill(desk.scheduler.next_prefill())
+    assert cached.can_decode
+    assert not forgotten.can_decode
+    assert [rows() is None for rows in made] == [True, False]
+    desk.runner.forget(forgotten.slot)
+    assert [rows() is None for rows in made] == [True, True]
 
 
 def test_a_voice_that_does_not_fit_is_the_caller_s_error():
