@@ -9,15 +9,21 @@ import functools
 import pytest
 import torch
 
-from qwen3tts_core.ops.interface import DecodeLayout, DrawRows, LayerKV, NoiseKey, RopeTable
-from qwen3tts_core.ops.reference import ReferenceOps
+from qwen3tts_core.ops.interface import DrawRows, FrameLayout, LayerKV, NoiseKey, RopeTable
+from qwen3tts_core.ops.reference import ReferenceOps, spell_out
 from qwen3tts_core.ops.sampling import cut_scores, first_code_scores
 from qwen3tts_core.ops.select import select_backend
 from tests.qwen3tts_core.ops_kit import EPS, HeadShape, Paged, random_qkv, rope_for
 
 YARDSTICK = ReferenceOps()
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
-ROWS = [1, 3, 4, 8, 33]
+ROWS = [1, 3, 4, 8, 32, 33]  # decode kernels for up to 32 rows, matrix products beyond
+
+
+def only_on_gpu(*cases):
+    """Sizes that would hold up a CPU and show nothing more there."""
+    return [pytest.param(*case, marks=pytest.mark.gpu) for case in cases]
+
 
 # Relative to the largest expected value.
 TOLERANCE = {
@@ -67,15 +73,20 @@ class Inputs:
 
     def __call__(self, *shape, scale=1.0, offset=0.0):
         wide = (offset + scale * torch.randn(shape, generator=self.generator)).to(self.dtype)
-        return wide.to(self.device), wide.float()
+        return wide.to(self.device), wide.float().clone()  # an op may write into its residual
 
 
 # ---------------------------------------------------------------- rows
-WIDTHS = [(48, 80), (64, 96), (64, 1088), (1024, 3072), (2048, 256)]
+ROW_COUNTS = [*ROWS, *only_on_gpu((64,), (128,))]
+WIDTHS = [
+    *[(48, 80), (64, 96), (64, 1088), (1024, 512), (2048, 256)],
+    # The published talkers' and code predictor's matrices.
+    *only_on_gpu((2048, 4096), (2048, 3072), (6144, 2048), (1024, 4096), (2048, 1024), (3072, 1024)),
+]
 
 
 @pytest.mark.parametrize("width", [16, 48, 64, 1024, 2048])
-@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize("num_rows", ROW_COUNTS)
 def test_rms_norm(backend, dtype, num_rows, width):
     ops, device = backend
     inputs = Inputs(dtype, device)
@@ -85,7 +96,7 @@ def test_rms_norm(backend, dtype, num_rows, width):
 
 
 @pytest.mark.parametrize(("width", "outputs"), WIDTHS)
-@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize("num_rows", ROW_COUNTS)
 def test_linear_maps(backend, dtype, num_rows, width, outputs):
     """linear, linear_add and norm_linear over one matrix."""
     ops, device = backend
@@ -103,8 +114,10 @@ def test_linear_maps(backend, dtype, num_rows, width, outputs):
     )
 
 
-@pytest.mark.parametrize(("width", "inner"), [(48, 80), (64, 96), (1024, 3072)])
-@pytest.mark.parametrize("num_rows", ROWS)
+@pytest.mark.parametrize(
+    ("width", "inner"), [(48, 80), (64, 96), (1024, 384), *only_on_gpu((1024, 3072), (2048, 6144))]
+)
+@pytest.mark.parametrize("num_rows", ROW_COUNTS)
 def test_norm_gate_up(backend, dtype, num_rows, width, inner):
     ops, device = backend
     inputs = Inputs(dtype, device)
@@ -182,7 +195,13 @@ def test_prefill_attention_packs_prompts_at_page_edges(backend, dtype, shape):
 
 @both_references
 @pytest.mark.parametrize(
-    ("shape", "num_rows"), [*zip(HEADS, [*ROWS, 3], strict=True), (HEADS[1], 33)], ids=str
+    ("shape", "num_rows"),
+    [
+        *zip(HEADS, ROWS, strict=True),
+        (HEADS[1], 33),
+        *only_on_gpu((HEADS[5], 1), (HEADS[5], 8), (HEADS[5], 32), (HEADS[4], 128)),
+    ],
+    ids=str,
 )
 def test_decode_attention_at_page_edges(backend, dtype, shape, num_rows):
     """Two steps of rows with unequal contexts, in batches with padding rows."""
@@ -208,24 +227,44 @@ def test_decode_attention_from_the_first_position(backend, dtype, page_size):
         assert_same_attention(actual, expected, part, dtype, "decode", num_padding=3)
 
 
-@pytest.mark.parametrize("shape", HEADS, ids=str)
-@pytest.mark.parametrize("batch", [1, 3, 8])
-def test_attention_where_two_rows_share_a_page(backend, dtype, shape, batch):
-    """The code predictor's scratch: one page of 16 per row, positions 0 and 1 together, then one by one."""
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [HEADS[1], HEADS[5]], ids=str)
+def test_attention_over_long_contexts(backend, dtype, shape):
+    """Enough pages that a kernel may split them among blocks, at the edges of powers of two."""
+    lengths = [1023, 1026, 2, 1500]
+    actual, expected = beside_the_yardstick(shape, lengths, backend, dtype)
+    streams = [random_qkv(shape, length, seed=i, dtype=dtype) for i, length in enumerate(lengths)]
+    prompts = {i: (0, qkv[:-1]) for i, qkv in enumerate(streams)}
+    assert_same_attention(actual, expected, prompts, dtype, "prefill", num_padding=7)
+    parts = {i: (len(qkv) - 1, qkv[-1:]) for i, qkv in enumerate(streams)}
+    assert_same_attention(actual, expected, parts, dtype, "decode", num_padding=4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "is_spelled_out"),
+    [
+        *((shape, 3, False) for shape in HEADS),
+        (HEADS[1], 1, False),
+        (HEADS[1], 8, True),
+        *only_on_gpu(*((HEADS[5], batch, False) for batch in (1, 8, 32, 33, 128)), (HEADS[5], 8, True)),
+    ],
+    ids=str,
+)
+def test_attention_over_the_code_predictor_s_scratch(backend, dtype, shape, batch, is_spelled_out):
+    """One page of 16 per row: positions 0 and 1 together, where rows share a page, then one by one."""
     ops, device = backend
     streams = torch.stack([random_qkv(shape, 16, seed=i, dtype=dtype) for i in range(batch)])
 
     def run(ops, device, qkv, norms, rope, dtype):
         scratch_shape = (batch, 16, shape.num_kv_heads, shape.head_dim)
         kv = LayerKV(*(torch.full(scratch_shape, torch.nan, dtype=dtype, device=device) for _ in range(2)))
-        rows = torch.arange(batch, device=device)
-        first_two = torch.arange(2 * batch, device=device) // batch
-        steps = [(rows.repeat(2), first_two, torch.cat([qkv[:, 0], qkv[:, 1]]))]
-        steps += [(rows, torch.full_like(rows, position), qkv[:, position]) for position in range(2, 16)]
+        steps = [(FrameLayout(0, num_positions=2), torch.cat([qkv[:, 0], qkv[:, 1]]))]
+        steps += [(FrameLayout(position), qkv[:, position].contiguous()) for position in range(2, 16)]
         out = []
-        for pages, positions, new in steps:
-            layout = DecodeLayout(positions, pages * 16 + positions, pages[:, None], len(pages) > batch)
-            out.append(ops.attention(new.contiguous(), *norms, EPS, rope, layout, kv).cpu())
+        for layout, new in steps:
+            if is_spelled_out:
+                layout = spell_out(layout, len(new), 16, torch.device(device))
+            out.append(ops.attention(new, *norms, EPS, rope, layout, kv).cpu())
         return torch.cat(out)
 
     norms, rope = shape.norms(dtype), rope_for(shape.head_dim, 16, dtype)
@@ -329,7 +368,7 @@ def test_draw_first(backend, dtype, num_rows, vocab_size):
 @pytest.mark.parametrize("codebook_size", [64, 2048])
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_draw_next(backend, dtype, num_rows, codebook_size):
-    """Codes of every group, and the rows that they feed."""
+    """Codes of the first groups and the last ones, and the rows that they feed."""
     ops, device = backend
     inputs = Inputs(dtype, device)
     table, table32 = inputs(codebook_size, 48)
@@ -337,7 +376,7 @@ def test_draw_next(backend, dtype, num_rows, codebook_size):
     noise = ops.frame_noise(key, GROUPS, 1088, codebook_size)
     cpu_noise = YARDSTICK.frame_noise(noise_key(num_rows, "cpu"), GROUPS, 1088, codebook_size)
     draw, cpu_draw = mixed_draw(num_rows, device), mixed_draw(num_rows, "cpu")
-    for group in range(1, GROUPS):
+    for group in (1, 2, GROUPS - 2, GROUPS - 1):
         logits, logits32 = distinct_logits(num_rows, codebook_size, dtype, device)
         feeds = group < GROUPS - 1
         codes, fed = ops.draw_next(logits, draw, noise, group, table if feeds else None)
