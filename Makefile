@@ -52,7 +52,7 @@ test-parity: install  ## The reference's numbers: every golden array, at its tol
 test-e2e: install  ## The real app over loopback HTTP
 	$(BIN)/python -m pytest tests/e2e
 
-test-gpu: install-gpu  ## GPU tests; a missing GPU is a failure, not a skip
+test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip
 	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front

@@ -1,7 +1,7 @@
 """What every test run promises, whatever it runs: nothing is passed over in silence.
 
 - A run in which no test passed fails, also when every test was skipped or deselected.
-- `--require-gpu` turns a missing GPU into a failure; without it, GPU tests are skipped by name.
+- `--require-gpu` fails where there is no GPU; without it, GPU tests are skipped by name.
 - `--no-torch` runs only what imports no torch, and proves it by making the import fail.
 """
 
@@ -31,6 +31,14 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.getoption("--no-torch"):
         sys.modules["torch"] = None  # importing it raises now
+    if config.getoption("--require-gpu") and not has_gpu():
+        raise pytest.UsageError("no CUDA device, and --require-gpu was given")
+
+
+def has_gpu():
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -53,13 +61,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    if item.get_closest_marker("gpu") is None:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        if item.config.getoption("--require-gpu"):
-            pytest.fail("no CUDA device, and --require-gpu was given")
+    if item.get_closest_marker("gpu") is not None and not has_gpu():
         pytest.skip("needs a CUDA device (make test-gpu)")
 
 
