@@ -52,6 +52,8 @@ class Scheduler:
         self._free_slots = list(reversed(range(config.num_slots)))
         self._waiting: deque[SpeechRequest] = deque()
         self._placed: dict[str, Placed] = {}
+        self._prefilling: dict[str, Placed] = {}
+        self._running: tuple[Placed, ...] | None = ()
 
     # ------------------------------------------------------------ looking
     @property
@@ -72,9 +74,14 @@ class Scheduler:
     def request_ids(self) -> list[str]:
         return [*self._placed, *(request.request_id for request in self._waiting)]
 
-    def running(self) -> list[Placed]:
-        """Requests that a decode step advances, in the order they were admitted."""
-        return [placed for placed in self._placed.values() if placed.can_decode]
+    def running(self) -> tuple[Placed, ...]:
+        """Requests that a decode step advances, in the order they were admitted.
+
+        The same object until the membership changes.
+        """
+        if self._running is None:
+            self._running = tuple(placed for placed in self._placed.values() if placed.can_decode)
+        return self._running
 
     # ------------------------------------------------------------ changing
     def check(self, request: SpeechRequest) -> None:
@@ -112,7 +119,7 @@ class Scheduler:
                 break
             self._waiting.popleft()
             placed = Placed(request, self._free_slots.pop(), pages)
-            self._placed[request.request_id] = placed
+            self._placed[request.request_id] = self._prefilling[request.request_id] = placed
             admitted.append(placed)
         return admitted
 
@@ -123,20 +130,25 @@ class Scheduler:
         """
         budget = self.config.prefill_buckets[-1]
         pieces: list[PrefillPiece] = []
-        for placed in self._placed.values():
+        for request_id, placed in list(self._prefilling.items()):
             rows = min(placed.num_prefill - placed.num_cached, budget)
             if rows > 0:
                 pieces.append(PrefillPiece(placed, placed.num_cached, rows))
                 placed.num_cached += rows
                 budget -= rows
-                if self.config.deterministic:
-                    break
+            if placed.can_decode:
+                del self._prefilling[request_id]
+                self._running = None
+            if budget == 0 or (pieces and self.config.deterministic):
+                break
         return pieces
 
     def release(self, request_id: str) -> bool:
         """Give slot and pages back, or leave the queue. False for an id that isn't here."""
         placed = self._placed.pop(request_id, None)
         if placed is not None:
+            self._prefilling.pop(request_id, None)
+            self._running = None
             self._free_slots.append(placed.slot)
             self.pages.give_back(request_id)
             return True

@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
+from qwen3tts_core.engine.cohort import Cohort, FrameStream
 from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, STOP
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
@@ -51,29 +50,6 @@ class TalkerStats:
     prefill_rows: int
 
 
-@dataclass(slots=True)
-class _Stream:
-    """Frames of one request that haven't left yet. placed: set once it is admitted."""
-
-    sizes: Iterator[int]
-    chunk_frames: int
-    placed: Placed | None = None
-    first_frame: int = 0
-    frames: list[NDArray[np.int64]] = field(default_factory=list)
-
-    def take(self, finish: FinishReason | None) -> FrameBatch | None:
-        """The next item, if its frames are there or the stream has ended."""
-        if finish is None and len(self.frames) < self.chunk_frames:
-            return None
-        codes = np.array(self.frames, dtype="<i2")
-        num_groups = codes.shape[1] if len(codes) else 0
-        batch = FrameBatch(self.first_frame, len(codes), num_groups, codes.tobytes(), finish)
-        self.first_frame += len(codes)
-        self.frames.clear()
-        self.chunk_frames = next(self.sizes)
-        return batch
-
-
 class TalkerEngine:
     """Thread-safe front; the loop and everything it touches live on one thread.
 
@@ -87,9 +63,10 @@ class TalkerEngine:
         self._ramp = ramp
         self._outbox = outbox
         self._scheduler = Scheduler(runner.config)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, FrameStream] = {}
         self._cancelled: list[str] = []
         self._pending: deque[PendingStep] = deque()
+        self._cohort = Cohort((), ())
         self._wake = threading.Condition()
         self._stopping = False
         self._fault: BaseException | None = None
@@ -122,7 +99,7 @@ class TalkerEngine:
                 raise EngineFault(f"request id {request.request_id!r} is already running")
             self._scheduler.enqueue(request)
             sizes = self._ramp.sizes()
-            self._streams[request.request_id] = _Stream(sizes, next(sizes))
+            self._streams[request.request_id] = FrameStream(sizes, next(sizes))
             self._num_requests += 1
             self._wake.notify()
 
@@ -222,25 +199,45 @@ class TalkerEngine:
     def _read(self, step: PendingStep) -> None:
         """Hand out what a finished step made."""
         results = step.wait()
-        with self._wake:
-            for placed, row in zip(step.placed, results, strict=True):
-                request_id = placed.request.request_id
-                stream = self._live_stream(placed)
-                if stream is None:
-                    continue  # finished before this step, or cancelled meanwhile
-                outcome = int(row[-1])
-                if outcome != STOP:
-                    stream.frames.append(row[:-1].copy())
-                    self._num_frames += 1
-                finish = _FINISHES[outcome]
-                batch = stream.take(finish)
-                if batch is not None:
-                    self._outbox.put(request_id, batch)
-                if finish is not None:
-                    del self._streams[request_id]
-                    self._release(request_id)
+        if step.placed is not self._cohort.members:
+            self._change_cohort(step.placed)
+        touched = self._cohort.add(results)
+        outcomes = results[:, -1]
+        self._num_frames += int(np.count_nonzero((outcomes == FRAME) | (outcomes == FRAME_AND_LIMIT)))
+        if len(touched):
+            with self._wake:
+                for row in touched:
+                    self._look_at(int(row), int(outcomes[row]))
+            self._cohort.prune()
 
-    def _live_stream(self, placed: Placed) -> _Stream | None:
+    def _look_at(self, row: int, outcome: int) -> None:
+        """A row whose chunk is full, or that has ended, or that nobody waits for any more."""
+        placed = self._cohort.members[row]
+        stream = self._live_stream(placed)
+        if stream is None:  # finished before this step, or cancelled meanwhile
+            self._cohort.forget(row)
+            return
+        finish = _FINISHES[outcome]
+        stream.add(self._cohort.take(row, outcome))
+        batch = stream.take(finish)
+        if batch is not None:
+            self._outbox.put(placed.request.request_id, batch)
+        self._cohort.expect(row, stream.num_missing)
+        if finish is not None:
+            del self._streams[placed.request.request_id]
+            self._release(placed.request.request_id)
+
+    def _change_cohort(self, members: tuple[Placed, ...]) -> None:
+        """Requests joined or left: carry over what the rows have so far."""
+        with self._wake:
+            for row, placed in enumerate(self._cohort.members):
+                stream = self._live_stream(placed)
+                if stream is not None:
+                    stream.add(self._cohort.rest(row))
+            streams = [self._live_stream(placed) for placed in members]
+        self._cohort = Cohort(members, [1 if stream is None else stream.num_missing for stream in streams])
+
+    def _live_stream(self, placed: Placed) -> FrameStream | None:
         """Whoever waits for this very request's frames: not the next one of the same id."""
         stream = self._streams.get(placed.request.request_id)
         return stream if stream is not None and stream.placed is placed else None

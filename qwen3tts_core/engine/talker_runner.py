@@ -57,7 +57,7 @@ class _DecodeBucket:
         groups = runner.talker.config.talker.num_code_groups
         self.rows = torch.full((size,), runner.state.padding_slot, dtype=torch.int64, device=device)
         self.out = torch.zeros(size, groups + 1, dtype=torch.int64, device=device)
-        self._slots: tuple[int, ...] = ()
+        self._members: tuple[Placed, ...] = ()
 
         def step() -> None:
             decode_frame(
@@ -72,12 +72,13 @@ class _DecodeBucket:
 
         self.launch: Launch = runner.backend.capture(step, f"decode step of {size} rows")
 
-    def set_rows(self, slots: tuple[int, ...], padding_slot: int) -> None:
+    def set_members(self, members: tuple[Placed, ...], padding_slot: int) -> None:
         """Touches the device only when the membership changed."""
-        if slots != self._slots:
-            padded = [*slots, *([padding_slot] * (self.size - len(slots)))]
+        if members is not self._members:
+            slots = [placed.slot for placed in members]
+            padded = slots + [padding_slot] * (self.size - len(slots))
             self.rows.copy_(torch.tensor(padded), non_blocking=True)
-            self._slots = slots
+            self._members = members
 
 
 class _PrefillBucket:
@@ -194,14 +195,17 @@ class TalkerRunner:
                 del self._prompts[piece.placed.slot]
 
     @torch.inference_mode()
-    def launch(self, placed: Sequence[Placed]) -> PendingStep:
-        """One decode step for these requests, whose prompts are cached."""
+    def launch(self, placed: tuple[Placed, ...]) -> PendingStep:
+        """One decode step for these requests, whose prompts are cached.
+
+        Pass the same object while the membership stays: nothing is looked at again then.
+        """
         bucket = next(bucket for bucket in self._buckets if bucket.size >= len(placed))
-        bucket.set_rows(tuple(p.slot for p in placed), self.state.padding_slot)
+        bucket.set_members(placed, self.state.padding_slot)
         bucket.launch()
         self.counters.steps += 1
         self.counters.padded_rows += bucket.size - len(placed)
-        return PendingStep(tuple(placed), self.backend.transfer.start(bucket.out))
+        return PendingStep(placed, self.backend.transfer.start(bucket.out))
 
     def forget(self, slot: int) -> None:
         """Drop what a request that ended early left behind."""

@@ -400,7 +400,8 @@ draw_kernel(const u16* __restrict__ logits, const unsigned char* __restrict__ se
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < DRAW_THREADS / 32; ++i) best = best_of_warp[i] > best ? best_of_warp[i] : best;
-  const u32 code = 0xffffffffu - (u32)best;
+  // A padding row may hold NaN, whose order is anybody's guess: stay inside the table.
+  const u32 code = min(0xffffffffu - (u32)best, (u32)num_ids - 1);
   if (threadIdx.x == 0) codes[row] = code;
   if (FEED) {
     for (int i = threadIdx.x * 8; i < width; i += DRAW_THREADS * 8)

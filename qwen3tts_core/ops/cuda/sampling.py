@@ -115,7 +115,8 @@ def _draw_kernel(
     if tl.load(do_sample_ptr + row) != 0:
         seed, piece, frame = tl.load(seed_ptr + row), tl.load(piece_ptr + row), tl.load(frame_ptr + row)
         scores = scores + _gumbel(seed, piece, frame, group, ids)
-    code = tl.argmax(scores, axis=0)
+    # A padding row may hold NaN, whose order is anybody's guess: stay inside the table.
+    code = tl.minimum(tl.argmax(scores, axis=0), V - 1)
     tl.store(codes_ptr + row, code.to(tl.int64))
     if FEED:
         w = tl.arange(0, BLOCK_W)

@@ -183,10 +183,10 @@ def test_a_long_prompt_is_cached_in_budget_sized_pieces():
     (placed,) = scheduler.admit()
     spans = []
     while not placed.can_decode:
-        assert scheduler.running() == []
+        assert scheduler.running() == ()
         spans += [(piece.first, piece.num_rows) for piece in scheduler.next_prefill()]
     assert spans == [(0, 8), (8, 8), (16, 3)]  # the last of the 20 rows is the first step's input
-    assert scheduler.running() == [placed]
+    assert scheduler.running() == (placed,)
     assert scheduler.next_prefill() == []
 
 
@@ -207,7 +207,7 @@ def test_a_prompt_of_one_row_needs_no_prefill():
     scheduler.enqueue(make_request("a", rows=1))
     (placed,) = scheduler.admit()
     assert scheduler.next_prefill() == []
-    assert scheduler.running() == [placed]
+    assert scheduler.running() == (placed,)
 
 
 # ---------------------------------------------------------------- what could never run

@@ -1,0 +1,229 @@
+"""The Talker engine alone on one GPU: ms per frame, host time, prefill, start.
+
+    python -m load_tests.bench_talker --checkpoint DIR [--batches 1,8,32,64,128] [--no-plain]
+
+Question: how near is a captured frame to reading the weights once, and does the host keep out of the
+way? Per batch size: the captured step replayed back to back (events on the device), the whole engine
+loop on its thread (wall and CPU time a step), and, in the same run, the same model in plain PyTorch
+modules inside a graph. The memory floor is the bytes a frame must read over the copy bandwidth measured
+here. Random weights do: the EOS row never wins, so the frame limit sets the lengths.
+The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
+from qwen3tts_core.engine.scheduler import Scheduler
+from qwen3tts_core.engine.talker_engine import TalkerEngine
+from qwen3tts_core.engine.talker_runner import TalkerRunner
+from qwen3tts_core.model.talker import Talker, open_talker
+from qwen3tts_core.ops.reference import ReferenceOps
+from qwen3tts_core.ops.select import Backend, select_backend
+from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
+from qwen3tts_core.types import FrameBatch, PrefillPlan, Sampling, SpeechRequest
+
+PROMPT_ROWS = 41  # 40 of them prefilled; the last is the first step's input
+PLAIN_POSITIONS = 256  # plain attention reads every page of the table: keep it small, to be fair
+
+
+def make_request(name: str, frames: int, seed: int) -> SpeechRequest:
+    plan = PrefillPlan((100,) * PROMPT_ROWS, (-1,) * PROMPT_ROWS, (5,) * 10)
+    return SpeechRequest(name, plan, Sampling(), seed, frames)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a large device copy."""
+    source = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    ms = time_on_device(lambda: target.copy_(source), 10)
+    return 2 * source.numel() / ms * 1e3
+
+
+def time_on_device(run, count: int) -> float:
+    """ms per run."""
+    run()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(count):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / count
+
+
+def frame_bytes(talker: Talker) -> int:
+    """Weights that one frame must read: every layer once, the predictor's once per group."""
+
+    def size(module: nn.Module) -> int:
+        return sum(p.nbytes for p in module.parameters())
+
+    predictor = talker.code_predictor
+    groups = predictor.config.num_code_groups - 1
+    return (
+        size(talker.layers)
+        + talker.codec_head.nbytes
+        + groups * size(predictor.layers)
+        + predictor.heads.nbytes
+    )
+
+
+def running(runner: TalkerRunner, batch: int, frames: int):
+    """`batch` requests, prefilled; returns (placed, ms of the prefills)."""
+    scheduler = Scheduler(runner.config)
+    for i in range(batch):
+        scheduler.enqueue(make_request(f"r{i}", frames, i))
+    for placed in scheduler.admit():
+        runner.admit(placed)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    while pieces := scheduler.next_prefill():
+        runner.prefill(pieces)
+    torch.cuda.synchronize()
+    return scheduler.running(), (time.perf_counter() - start) * 1e3
+
+
+def replay_ms(runner: TalkerRunner, batch: int, steps: int) -> float:
+    """The captured step alone, back to back."""
+    placed, _ = running(runner, batch, steps + 10)
+    assert len(placed) == batch
+    last = runner.launch(placed)
+    last.wait()
+    bucket = next(b for b in runner._buckets if b.size >= batch)
+    return time_on_device(bucket.launch, steps)
+
+
+class Sink:
+    """An outbox that only counts; `flush` runs on the engine's thread, once a turn."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._left = num_requests
+        self.done = threading.Event()
+        self.turns: list[tuple[float, float]] = []
+
+    def put(self, request_id: str, item: FrameBatch | Exception) -> None:
+        if isinstance(item, Exception):
+            raise item
+        self._left -= item.finish is not None
+
+    def flush(self) -> None:
+        self.turns.append((time.perf_counter(), time.thread_time()))
+        if self._left == 0:
+            self.done.set()
+
+
+def engine_loop(runner: TalkerRunner, batch: int, frames: int) -> tuple[float, float]:
+    """(wall ms, host CPU ms) per step of the whole engine, prefill and warm-up left out."""
+    sink = Sink(batch)
+    engine = TalkerEngine(runner, ChunkRamp(), sink)
+    for i in range(batch):
+        engine.submit(make_request(f"e{i}", frames, i))
+    engine.start()
+    if not sink.done.wait(120):
+        raise SystemExit(f"batch {batch}: not finished after 120 s")
+    engine.stop()
+    steady = sink.turns[20:-5]
+    steps = len(steady) - 1
+    wall, cpu = ((steady[-1][i] - steady[0][i]) / steps * 1e3 for i in (0, 1))
+    return wall, cpu
+
+
+def prefill_ms(runner: TalkerRunner) -> float:
+    return statistics.median(running(runner, 1, 8)[1] for _ in range(9))
+
+
+def plain_runner(talker: Talker, config: TalkerEngineConfig, backend: Backend) -> TalkerRunner:
+    """The same weights through plain PyTorch modules, in the same kind of graph."""
+    plain = copy.copy(talker)
+    plain.ops = ReferenceOps(trim_context=False)
+    small = replace(config, max_positions=PLAIN_POSITIONS, num_pages=0, prefill_buckets=(64,))
+    return TalkerRunner(plain, small, replace(backend, ops=plain.ops))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--batches", default="1,8,32,64,128")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--no-plain", action="store_true", help="skip the plain-modules baseline")
+    args = parser.parse_args()
+    batches = [int(b) for b in args.batches.split(",")]
+    if not torch.cuda.is_available():
+        raise SystemExit("bench_talker needs a GPU, none is visible")
+
+    bandwidth = copy_bandwidth()
+    torch.cuda.empty_cache()
+    start = time.perf_counter()
+    checkpoint = CheckpointConfig.from_checkpoint(args.checkpoint)
+    backend = select_backend("cuda")
+    talker = open_talker(
+        args.checkpoint, checkpoint, num_positions=1024, ops=backend.ops, device=backend.device,
+        dtype=getattr(torch, args.dtype),
+    )  # fmt: skip
+    torch.cuda.synchronize()
+    load_s = time.perf_counter() - start
+    config = TalkerEngineConfig(
+        num_slots=max(batches), max_positions=1024, prefill_buckets=(32, 64, 128, 256, 512, 1024)
+    )
+    runner = TalkerRunner(talker, config, backend)
+    runner.warm_up()
+    torch.cuda.synchronize()
+    ready_s = time.perf_counter() - start
+    floor_ms = frame_bytes(talker) / bandwidth * 1e3
+    print(
+        f"copy {bandwidth / 1e12:.2f} TB/s, floor {floor_ms:.2f} ms a frame, load {load_s:.1f} s, ready {ready_s:.1f} s"
+    )
+
+    rows = []
+    for batch in batches:
+        ms = replay_ms(runner, batch, args.steps)
+        wall, cpu = engine_loop(runner, batch, args.steps + 40)
+        rows.append(
+            {
+                "batch": batch,
+                "ms_per_frame": ms,
+                "engine_wall_ms": wall,
+                "host_cpu_ms": cpu,
+                "gpu_busy": ms / wall,
+            }
+        )
+    prefill = prefill_ms(runner)
+    del runner
+    torch.cuda.empty_cache()
+    if not args.no_plain:
+        plain = plain_runner(talker, replace(config, decode_buckets=tuple(batches)), backend)
+        for row in rows:
+            row["plain_ms"] = replay_ms(plain, row["batch"], 20)
+    for row in rows:
+        plain_ms = row.get("plain_ms", float("nan"))
+        print(
+            f"batch {row['batch']:4d}  {row['ms_per_frame']:6.3f} ms/frame  {row['ms_per_frame'] / floor_ms:5.2f} x floor"
+            f"  engine {row['engine_wall_ms']:6.3f} ms, busy {row['gpu_busy']:4.0%}, host {row['host_cpu_ms']:5.3f} ms"
+            f"  plain {plain_ms:6.2f} ms = {plain_ms / row['ms_per_frame']:4.2f} x"
+        )
+    print(f"prefill of {PROMPT_ROWS - 1} rows: {prefill:.2f} ms")
+    result = {
+        "bench": "talker", "device": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "python": sys.version.split()[0], "dtype": args.dtype, "copy_tb_s": bandwidth / 1e12, "floor_ms": floor_ms,
+        "load_s": load_s, "ready_s": ready_s, "prefill_40_ms": prefill, "rows": rows,
+    }  # fmt: skip
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Turns the results of decode steps into ramp-sized batches of frames.
+
+While the same requests run, a step costs the host nothing per row: its results are kept as one
+array, and a counter per row says when somebody's chunk is full. Rows are looked at when theirs is,
+when they end, and when the membership changes. Knows nothing of threads or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3tts_core.engine.frame_step import FRAME, STOP
+from qwen3tts_core.engine.scheduler import Placed
+from qwen3tts_core.types import FinishReason, FrameBatch
+
+_NEVER = np.iinfo(np.int64).max // 2
+_PRUNE_AT = 256  # steps kept before those that nobody needs any more are dropped
+
+
+@dataclass(slots=True)
+class FrameStream:
+    """One request's frames that haven't left yet, and how many leave together next."""
+
+    sizes: Iterator[int]
+    chunk_frames: int
+    placed: Placed | None = None
+    first_frame: int = 0
+    num_waiting: int = 0
+    waiting: list[NDArray[np.int16]] = field(default_factory=list)
+
+    @property
+    def num_missing(self) -> int:
+        return self.chunk_frames - self.num_waiting
+
+    def add(self, frames: NDArray[np.int16]) -> None:
+        """frames: [F, G]."""
+        if len(frames):
+            self.waiting.append(frames)
+            self.num_waiting += len(frames)
+
+    def take(self, finish: FinishReason | None) -> FrameBatch | None:
+        """The next item, if its frames are there or the stream has ended."""
+        if finish is None and self.num_missing > 0:
+            return None
+        codes = np.concatenate(self.waiting) if self.waiting else np.empty((0, 0), np.int16)
+        num_groups = codes.shape[1] if len(codes) else 0
+        batch = FrameBatch(
+            self.first_frame, len(codes), num_groups, codes.astype("<i2", copy=False).tobytes(), finish
+        )
+        self.first_frame += len(codes)
+        self.waiting.clear()
+        self.num_waiting = 0
+        self.chunk_frames = next(self.sizes)
+        return batch
+
+
+class Cohort:
+    """Consecutive steps of one membership. Row i of every result belongs to `members[i]`."""
+
+    def __init__(self, members: tuple[Placed, ...], num_missing: Sequence[int]) -> None:
+        """num_missing: frames until each member's chunk is full."""
+        self.members = members
+        self._frames: list[NDArray[np.int16]] = []
+        self._taken = np.zeros(len(members), np.int64)
+        self._missing = np.array(num_missing, np.int64)
+
+    def add(self, results: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Keep a step's results, [rows, G + 1] (copied), and say which rows need a look now."""
+        self._frames.append(results[:, :-1].astype(np.int16))
+        self._missing -= 1
+        touched: NDArray[np.int64] = np.flatnonzero((results[:, -1] != FRAME) | (self._missing <= 0))
+        return touched
+
+    def take(self, row: int, outcome: int) -> NDArray[np.int16]:
+        """A row's frames since its last `take`, [F, G]; a STOP step made none."""
+        end = len(self._frames) - (outcome == STOP)
+        start = int(self._taken[row])
+        self._taken[row] = len(self._frames)
+        if start >= end:
+            return np.empty((0, self._frames[0].shape[1]), np.int16)
+        return np.stack([frames[row] for frames in self._frames[start:end]])
+
+    def expect(self, row: int, num_missing: int) -> None:
+        """The row's chunk is full that many frames from now."""
+        self._missing[row] = num_missing
+
+    def forget(self, row: int) -> None:
+        """Nobody waits for the row any more."""
+        self._missing[row] = _NEVER
+        self._taken[row] = _NEVER
+
+    def rest(self, row: int) -> NDArray[np.int16]:
+        """What a row still has when the membership changes."""
+        return self.take(row, FRAME)
+
+    def prune(self) -> None:
+        """Drop the steps that every row has taken."""
+        if len(self._frames) >= _PRUNE_AT:
+            done = min(int(self._taken.min()), len(self._frames))
+            del self._frames[:done]
+            self._taken -= done
