@@ -28,7 +28,8 @@ from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.text.prompt import SpeechText, build_plan
 from qwen3tts_core.text.tokenizer import TextTokenizer
 
-torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
+if not torch.cuda.is_available():
+    torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
 
 ROOT = Path(__file__).parents[2]
 SEED0 = ROOT / "tests" / "parity" / "golden" / "seed0"
