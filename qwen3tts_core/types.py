@@ -105,6 +105,7 @@ class SpeechRequest:
 
     seed: any int; only its lower 64 bits count. piece: index of the sentence within a long text.
     max_frames: the most frames produced; reaching it finishes with "length".
+    model: the served model's name, by which a codec that several share finds the right Talker.
     """
 
     request_id: str
@@ -114,6 +115,7 @@ class SpeechRequest:
     max_frames: int
     piece: int = 0
     reference: ReferenceVoice | None = None
+    model: str = ""
 
     def __post_init__(self) -> None:
         if self.max_frames < 1:
