@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from ray import serve
 from ray.serve import Application
 
@@ -25,6 +25,8 @@ from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 _ROOT = Path(__file__).parents[1]
 _SPARE_CALLS = 16
 """Calls beside the requests that must always get through: readiness, stats, refusals on their way out."""
+_INGRESS_CALLS = 10_000
+"""More than anyone sends: the ingress takes every request, so that every refusal is an error object of ours."""
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -67,14 +69,11 @@ class AppArgs(BaseModel):
         """Fill in `codec.num_rows` where the args leave it out."""
         if not isinstance(data, dict) or not isinstance(codec := data.get("codec", {}), dict):
             return data
-        talker = data.get("talker", {})
-        if "num_rows" in codec or not isinstance(talker, dict):
-            return data
-        slots = talker.get("num_slots", TalkerEngineConfig().num_slots)
-        queued = talker.get("max_queued", TalkerEngineConfig().max_queued)
-        if not isinstance(slots, int) or not isinstance(queued, int):
+        try:
+            talker = TypeAdapter(TalkerEngineConfig).validate_python(data.get("talker", {}))
+        except ValidationError:
             return data  # the talker's own validation says what is wrong
-        return {**data, "codec": {**codec, "num_rows": max(1, slots + queued)}}
+        return {**data, "codec": {"num_rows": talker.num_slots + talker.max_queued, **codec}}
 
     @property
     def talker_engine(self) -> TalkerEngineConfig:
@@ -113,7 +112,7 @@ def build_app(args: AppArgs) -> Application:
         talker,
         args.transport.talker_to_codec,
     )
-    return _deploy(serve.ingress()(Ingress), 4 * admitted).bind(
+    return _deploy(serve.ingress()(Ingress), _INGRESS_CALLS).bind(
         IngressSettings(checkpoint, args.served_name, args.talker.max_positions),
         codec,
         talker,

@@ -1,0 +1,106 @@
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from ray.serve._private.build_app import build_app as build_graph
+
+from deployments.app import AppArgs, build_app
+from qwen3tts_core.config import TalkerEngineConfig
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "serve_configs").glob("*.yaml"))
+
+
+def graph_of(args):
+    """The deployments by name, in the order in which Serve starts them."""
+    built = build_graph(build_app(args), name="app")
+    return {deployment.name: deployment for deployment in built.deployments}
+
+
+@pytest.mark.parametrize(
+    ("args", "key"),
+    [
+        ({"chekpoint": "x"}, "chekpoint"),
+        ({"talker": {"num_slot": 4}}, "talker.num_slot"),
+        ({"codec": {"rows": 4}}, "codec.rows"),
+        ({"chunk_ramp": {"stedy": 4}}, "chunk_ramp.stedy"),
+        ({"transport": {"talker": "value"}}, "transport.talker"),
+        ({"transport": {"talker_to_codec": "ref"}}, "transport.talker_to_codec"),
+        ({"talker": {"num_slots": 0}}, "talker"),
+        ({"codec": {"mode": "windowed"}}, "codec.mode"),
+        ({"talker_dtype": "fp16"}, "talker_dtype"),
+        ({"talker": [1]}, "talker"),
+    ],
+)
+def test_a_wrong_key_or_value_stops_the_start_by_name(args, key):
+    with pytest.raises(ValidationError) as caught:
+        AppArgs.model_validate({"checkpoint": "checkpoints/tiny", **args})
+    assert key in {".".join(map(str, error["loc"])) for error in caught.value.errors()}
+
+
+def test_a_checkpoint_is_required():
+    with pytest.raises(ValidationError, match="checkpoint"):
+        AppArgs.model_validate({})
+
+
+def test_the_codec_has_a_row_for_every_request_a_talker_admits():
+    args = AppArgs.model_validate({"checkpoint": "x", "talker": {"num_slots": 3, "max_queued": 2}})
+    assert args.codec.num_rows == 5
+    assert AppArgs(checkpoint="x").codec.num_rows == 8 + 32
+    assert AppArgs(checkpoint="x", talker=TalkerEngineConfig(num_slots=4, max_queued=1)).codec.num_rows == 5
+    assert AppArgs.model_validate({"checkpoint": "x", "codec": {"num_rows": 7}}).codec.num_rows == 7
+
+
+def test_deterministic_reaches_both_engines():
+    args = AppArgs.model_validate({"checkpoint": "x", "deterministic": True, "talker": {"num_slots": 6}})
+    assert args.talker_engine.deterministic
+    assert args.codec_engine.deterministic
+    assert args.talker_engine.num_slots == 6
+    assert len(args.talker_engine.decode_buckets) == len(args.codec_engine.batch_buckets) == 1
+
+
+def test_a_folder_means_the_same_wherever_a_replica_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert AppArgs(checkpoint="checkpoints/tiny").checkpoint_path == str(ROOT / "checkpoints" / "tiny")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert AppArgs(checkpoint="mine/").checkpoint_path == str(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "model_name", "served"),
+    [
+        ("checkpoints/tiny", "", "tiny"),
+        ("checkpoints/tiny", "my-voice", "my-voice"),
+        ("Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice", "", "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice"),
+        ("qwen3_tts_1p7b", "", "qwen3_tts_1p7b"),
+    ],
+)
+def test_the_served_name_is_given_or_follows_the_checkpoint(checkpoint, model_name, served):
+    assert AppArgs(checkpoint=checkpoint, model_name=model_name).served_name == served
+
+
+def test_talkers_start_before_codecs_and_the_ingress_last():
+    assert list(graph_of(AppArgs(checkpoint="checkpoints/tiny"))) == ["Talker", "Codec", "Ingress"]
+
+
+def test_serve_lets_through_what_the_engines_admit_and_some_calls_besides():
+    args = AppArgs.model_validate(
+        {"checkpoint": "checkpoints/tiny", "talker": {"num_slots": 3, "max_queued": 2}}
+    )
+    graph = graph_of(args)
+    for name in ("Talker", "Codec"):
+        assert graph[name].max_ongoing_requests > 5
+        assert graph[name].max_queued_requests > 0
+    assert graph["Ingress"].max_ongoing_requests > 1000
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
+def test_every_config_builds_and_names_deployments_that_exist(config):
+    text = config.read_text(encoding="utf-8")
+    assert text.startswith("# For "), "a config says at its top for what it is, on what"
+    (application,) = yaml.safe_load(text)["applications"]
+    assert application["import_path"] == "deployments.app:build_app"
+    graph = graph_of(AppArgs.model_validate(application["args"]))
+    assert [d["name"] for d in application["deployments"]] == list(graph)
