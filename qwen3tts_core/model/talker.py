@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3tts_core.config import CheckpointConfig
-from qwen3tts_core.errors import InvalidRequest
+from qwen3tts_core.errors import InvalidCodes, InvalidRequest
 from qwen3tts_core.model.code_predictor import CodePredictor
 from qwen3tts_core.model.layers import DecoderLayer, frozen, rope_table
 from qwen3tts_core.model.weights import SafetensorsFolder, TensorSource, WeightReader
@@ -105,7 +105,11 @@ class Talker(nn.Module):
         return torch.cat([self.codec_embedding[codes[..., :1]], rest], dim=-2).sum(dim=-2)
 
     def prompt_rows(self, plan: PrefillPlan, reference: ReferenceVoice | None = None) -> Tensor:
-        """The prompt as the talker reads it: [P, D]. Raises InvalidRequest for a voice of another width."""
+        """The prompt as the talker reads it: [P, D].
+
+        Raises InvalidRequest for a voice of another checkpoint, InvalidCodes for more reference frames
+        than the plan has rows for.
+        """
         text, codec = (torch.tensor(ids, device=self.device) for ids in (plan.text_ids, plan.codec_ids))
         rows = self.text_table[text.clamp(min=0)].masked_fill((text == NO_ID)[:, None], 0)
         rows += self.codec_embedding[codec.clamp(min=0)].masked_fill((codec == NO_ID)[:, None], 0)
@@ -115,6 +119,8 @@ class Talker(nn.Module):
         if plan.reference_row is not None:
             assert reference is not None
             frames = self.frame_embeddings(self.reference_codes(reference))
+            if plan.reference_row + len(frames) > len(rows):
+                raise InvalidCodes(f"{len(frames)} reference frames don't fit the prompt that was planned")
             rows[plan.reference_row : plan.reference_row + len(frames)] += frames
         return rows
 
@@ -127,10 +133,16 @@ class Talker(nn.Module):
         return torch.from_numpy(vector.copy()).to(self.device, self.dtype)
 
     def reference_codes(self, reference: ReferenceVoice) -> Tensor:
-        """[F, G] int64 on the device."""
-        groups = self.config.talker.num_code_groups
-        codes = np.frombuffer(reference.codes, dtype="<i2").astype(np.int64).reshape(-1, groups)
-        return torch.from_numpy(codes).to(self.device)
+        """[F, G] int64 on the device. Raises InvalidRequest for codes that this checkpoint doesn't have."""
+        groups, size = self.config.talker.num_code_groups, self.config.code_predictor.codebook_size
+        is_whole = len(reference.codes) % (2 * groups) == 0
+        codes = np.frombuffer(reference.codes, dtype="<i2") if is_whole else np.empty(0, "<i2")
+        # Looked up unchecked, a wrong code would take the engine's thread, or the device, with it.
+        if not is_whole or (codes.size and not 0 <= codes.min() <= codes.max() < size):
+            raise InvalidRequest(
+                f"the voice's codes aren't frames of {groups} code groups in [0, {size})", "voice"
+            )
+        return torch.from_numpy(codes.astype(np.int64).reshape(-1, groups)).to(self.device)
 
     # ------------------------------------------------------------ passes
     def forward(self, rows: Tensor, layout: Layout, cache: Sequence[LayerKV]) -> Tensor:

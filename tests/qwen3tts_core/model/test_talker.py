@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3tts_core.errors import CheckpointMismatch, InvalidRequest
+from qwen3tts_core.errors import CheckpointMismatch, InvalidCodes, InvalidRequest
 from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.reference import ReferenceOps
 from qwen3tts_core.types import NO_ID, PrefillPlan, ReferenceVoice
@@ -83,6 +83,22 @@ def test_a_voice_of_another_checkpoint_is_refused_by_its_width():
     with pytest.raises(InvalidRequest, match="24 values, this checkpoint takes 16") as caught:
         small.prompt_rows(replace(make_plan(4), speaker_row=0), voice)
     assert caught.value.param == "voice"
+
+
+@pytest.mark.parametrize("codes", [b"\0" * 7, b"\0" * 12, b"\xff\xff" * 4, b"\x40\0" * 4])
+def test_codes_of_another_checkpoint_are_refused_before_they_are_looked_up(codes):
+    """Half a code, a frame of three groups, -1 and 64 where there are 64 codes."""
+    voice = replace(clone_voice(1)[0], codes=codes)
+    with pytest.raises(InvalidRequest, match="4 code groups") as caught:
+        small.prompt_rows(replace(make_plan(9), speaker_row=1, reference_row=5), voice)
+    assert caught.value.param == "voice"
+
+
+def test_more_reference_frames_than_planned_is_ours():
+    voice, _, _ = clone_voice(5)
+    with pytest.raises(InvalidCodes, match="5 reference frames"):
+        small.prompt_rows(replace(make_plan(9), reference_row=5), voice)
+    small.prompt_rows(replace(make_plan(9), reference_row=4), voice)
 
 
 def test_only_codes_and_eos_may_be_drawn():
