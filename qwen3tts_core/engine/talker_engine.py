@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from qwen3tts_core.types import FinishReason, FrameBatch, SpeechRequest
 logger = logging.getLogger(__name__)
 
 _MAX_STEPS_AHEAD = 1
+_STUCK_AFTER_S = 60.0  # a turn takes milliseconds; the first ones may compile kernels
 _FINISHES: dict[int, FinishReason | None] = {FRAME: None, STOP: "stop", FRAME_AND_LIMIT: "length"}
 
 
@@ -58,7 +61,14 @@ class TalkerEngine:
     told from a new one's by its `Placed`, never by the id.
     """
 
-    def __init__(self, runner: TalkerRunner, ramp: ChunkRamp, outbox: Outbox[FrameBatch]) -> None:
+    def __init__(
+        self,
+        runner: TalkerRunner,
+        ramp: ChunkRamp,
+        outbox: Outbox[FrameBatch],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._runner = runner
         self._ramp = ramp
         self._outbox = outbox
@@ -72,6 +82,9 @@ class TalkerEngine:
         self._fault: BaseException | None = None
         self._num_requests = 0
         self._num_frames = 0
+        self._clock = clock
+        self._last_turn = clock()
+        self._is_turning = False
         self._thread = threading.Thread(target=self._run, name="talker-engine", daemon=True)
 
     # ------------------------------------------------------------ any thread
@@ -111,9 +124,12 @@ class TalkerEngine:
                 self._wake.notify()
 
     def check_health(self) -> None:
-        """Raises EngineFault when the loop has died or was stopped."""
+        """Raises EngineFault when the loop has died, was stopped, or is stuck in one turn."""
         with self._wake:
             self._raise_if_dead()
+            silent_s = self._clock() - self._last_turn
+            if silent_s > _STUCK_AFTER_S and self._is_turning:
+                raise EngineFault(f"the talker's loop has been in one turn for {silent_s:.0f} s")
 
     def stats(self) -> TalkerStats:
         with self._wake:
@@ -139,6 +155,7 @@ class TalkerEngine:
     # ------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
         try:
+            self._runner.enter_thread()
             while self._turn():
                 pass
             self._fail_all(EngineFault("the talker is stopped"))
@@ -151,8 +168,10 @@ class TalkerEngine:
     def _turn(self) -> bool:
         """One round of the loop; False once it should end."""
         with self._wake:
+            self._is_turning = False
             while not (self._scheduler.has_work or self._pending or self._stopping):
                 self._wake.wait()
+            self._is_turning, self._last_turn = True, self._clock()
             if self._stopping:
                 return False
             self._drop_cancelled()

@@ -165,6 +165,10 @@ class TalkerRunner:
             backend.ops.name,
         )
 
+    def enter_thread(self) -> None:
+        """Call first on the thread that will call everything else."""
+        self.backend.enter_thread()
+
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run every step once on padding rows, before the first request does."""

@@ -26,20 +26,30 @@ class Backend:
     capture: Capture
     transfer: Transfer
 
+    def enter_thread(self) -> None:
+        """Call first on a thread that will launch: CUDA's current device belongs to the thread."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
 
 def select_backend(device: str = "auto", *, deterministic: bool = False) -> Backend:
     """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device that isn't there."""
-    chosen = (
-        torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if device == "auto"
-        else torch.device(device)
-    )
+    chosen = _parse(device)
     if chosen.type == "cpu":
         logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
         return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
     if chosen.type == "cuda":
         return _cuda_backend(chosen)
     raise ValueError(f"device {device!r} has no backend; available: cpu, cuda")
+
+
+def _parse(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu or cuda[:index], got {device!r}") from None
 
 
 def _cuda_backend(device: torch.device) -> Backend:

@@ -306,11 +306,11 @@ def backend_for(talker, *, capture=run_eagerly, transfer=None):
     return Backend(talker.device, talker.ops, capture, transfer or HostTransfer())
 
 
-def build_engine(talker, config=None, *, backend=None, ramp=None, inbox=None):
+def build_engine(talker, config=None, *, backend=None, ramp=None, inbox=None, **parts):
     """An engine that isn't started, and its inbox: what is submitted now joins in this order."""
     inbox = inbox or Inbox()
     runner = TalkerRunner(talker, config or engine_config(), backend or backend_for(talker))
-    return TalkerEngine(runner, ramp or ChunkRamp(), inbox), inbox
+    return TalkerEngine(runner, ramp or ChunkRamp(), inbox, **parts), inbox
 
 
 @contextmanager

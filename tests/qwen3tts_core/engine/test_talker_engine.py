@@ -1,5 +1,6 @@
 import functools
 import random
+import threading
 import time
 from dataclasses import replace
 
@@ -600,3 +601,31 @@ def test_a_device_or_dtype_that_is_not_there_stops_the_start(wrong):
             outbox=Inbox(),
             **{"device": "cpu", **wrong},
         )
+
+
+def test_health_tells_a_loop_that_is_stuck_in_one_turn_from_an_idle_one():
+    now = [0.0]
+    entered, leave = threading.Event(), threading.Event()
+
+    def stall(step):
+        entered.set()
+        assert leave.wait(60)
+
+    config = engine_config()
+    engine, inbox = build_engine(TALKER, config, backend=with_hook(stall, config), clock=lambda: now[0])
+    engine.start()
+    try:
+        now[0] = 1e6
+        engine.check_health()  # idle, however long
+        engine.submit(make_request("a", frames=3))
+        assert entered.wait(60)
+        engine.check_health()
+        now[0] += 61
+        with pytest.raises(EngineFault, match="in one turn for 61 s"):
+            engine.check_health()
+        leave.set()
+        assert inbox.wait_for("a")["a"].finish == "length"
+        engine.check_health()
+    finally:
+        leave.set()
+        engine.stop()
