@@ -179,6 +179,7 @@ def wait_until_free(app, deadline_s=2.0):
 @pytest.mark.timeout(600)
 def test_a_client_that_leaves_after_three_chunks_frees_slot_and_row_100_times(app):
     wait_until_free(app, 10)
+    before = app.stats("Talker")
     three_chunks = 44 + (1 + 3 + 8) * BYTES_PER_FRAME
     body = {"input": "Hello there.", "stream": True, "seed": 1, "max_new_tokens": 3000}
     for _ in range(100):
@@ -192,6 +193,7 @@ def test_a_client_that_leaves_after_three_chunks_frees_slot_and_row_100_times(ap
         wait_until_free(app)
     talker, codec = app.stats("Talker"), app.stats("Codec")
     assert talker["num_free_slots"] == 8
+    assert talker["num_free_pages"] == before["num_free_pages"]
     assert codec["num_free_rows"] == 40
 
 
