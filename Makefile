@@ -7,9 +7,10 @@ PYTHON  ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 FAST    ?=
 CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
+CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu serve serve-gpu clean
+.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu bench-talker serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +55,9 @@ test-e2e: install  ## The real app over loopback HTTP
 
 test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip
 	$(BIN)/python -m pytest -m gpu --require-gpu $(TESTS)
+
+bench-talker: install-gpu  ## ms per frame of the Talker engine on this GPU; CHECKPOINT=a folder of the official layout
+	$(BIN)/python -m load_tests.bench_talker --checkpoint $(CHECKPOINT)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)
