@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -80,12 +80,15 @@ class Codec:
     def __init__(
         self,
         settings: CodecSettings,
-        talker: Any,
+        talkers: Mapping[str, Any],
         talker_transport: Transport,
         open_engine: OpenCodec = open_engine,
     ) -> None:
+        """talkers: a handle by the name of each model whose frames are decoded here."""
         send_logs_to_stderr()
-        self._start_talker: StartStream = bind_stream(talker, "generate", talker_transport)
+        self._start_talker: dict[str, StartStream] = {
+            model: bind_stream(talker, "generate", talker_transport) for model, talker in talkers.items()
+        }
         self._outbox: AsyncOutbox[AudioChunk] = AsyncOutbox(asyncio.get_running_loop())
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
@@ -96,11 +99,14 @@ class Codec:
 
         Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
         """
+        start_talker = self._start_talker.get(request.model)
+        if start_talker is None:
+            raise EngineFault(f"no talker here speaks for {request.model!r}, only {list(self._start_talker)}")
         with self._outbox.stream(request.request_id) as audio:
             feeding: asyncio.Task[None] | None = None
             try:
                 self._engine.open(request.request_id, request.reference)
-                feeding = asyncio.create_task(self._feed(request))
+                feeding = asyncio.create_task(self._feed(request, start_talker))
                 async for chunk in audio:
                     yield chunk.to_bytes()
                     if chunk.finish is not None:
@@ -112,9 +118,9 @@ class Codec:
                     with suppress(asyncio.CancelledError):
                         await feeding
 
-    async def _feed(self, request: SpeechRequest) -> None:
+    async def _feed(self, request: SpeechRequest, start_talker: StartStream) -> None:
         """Pass the Talker's frames to the engine; an error goes to the reader of the audio."""
-        frames = self._start_talker(request)
+        frames = start_talker(request)
         is_whole = False
         try:
             async for item in frames:

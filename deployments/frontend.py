@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.schemas import SpeechBody
+from deployments.tasks import check_task
 from qwen3tts_core.config import CheckpointConfig
-from qwen3tts_core.errors import InvalidRequest, UnknownModel
+from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.text.limits import frame_limit
 from qwen3tts_core.text.prompt import (
+    CloneReference,
     SpeechText,
     TextLayout,
     build_plan,
@@ -25,14 +27,24 @@ from qwen3tts_core.text.prompt import (
 )
 from qwen3tts_core.text.tokenizer import TextTokenizer
 from qwen3tts_core.text.voices import list_languages, list_speakers
-from qwen3tts_core.types import DrawParams, Sampling, SpeechRequest
+from qwen3tts_core.types import DrawParams, ReferenceVoice, Sampling, SpeechRequest
 
 _LOWEST_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
+class Clone:
+    """A voice from a clip. name: of an uploaded voice, or "". transcript: what is said in the clip, in context;
+    None takes the voice alone."""
+
+    name: str
+    voice: ReferenceVoice
+    transcript: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedSpeech:
-    """request: for the Talker. voice: the speaker's name, or "". num_text_tokens: of the input alone."""
+    """request: for the Talker. voice: the voice's name, or "". num_text_tokens: of the input alone."""
 
     request: SpeechRequest
     voice: str
@@ -71,17 +83,26 @@ class Frontend:
     def languages(self) -> tuple[str, ...]:
         return list_languages(self.config)
 
-    def prepare(self, body: SpeechBody) -> PreparedSpeech:
-        """Raises InvalidRequest and its kinds; nothing has been started by then."""
-        if body.model is not None and body.model != self.model_name:
-            raise UnknownModel(body.model, (self.model_name,))
-        speech = SpeechText(
-            text=body.input,
-            voice=body.voice or body.speaker or self.default_voice,
-            language=body.language,
-            instructions=body.instructions,
-            layout=_layout(body.non_streaming_mode),
-        )
+    def check(self, body: SpeechBody) -> None:
+        """Refuse what needs no clip to be refused. Raises InvalidRequest and its kinds."""
+        check_task(body, self.model_name, self.config.model_type)
+        reference = None
+        if self.config.model_type == "base":
+            reference = CloneReference(None if body.x_vector_only_mode else body.ref_text or None)
+        check_speech(self.config, self._speech(body, reference))
+
+    def prepare(self, body: SpeechBody, clone: Clone | None = None) -> PreparedSpeech:
+        """clone: the voice of a body that was checked, on Base checkpoints.
+
+        Raises InvalidRequest and its kinds; nothing has been started by then.
+        """
+        reference = None
+        if clone is None:
+            check_task(body, self.model_name, self.config.model_type)
+        else:
+            num_frames = len(clone.voice.codes) // (2 * self.config.talker.num_code_groups)
+            reference = CloneReference(clone.transcript, num_frames)
+        speech = self._speech(body, reference)
         check_speech(self.config, speech)
         num_text_tokens = len(text_tokens(self._tokenizer, speech.text))
         plan = build_plan(self.config, self._tokenizer, speech)
@@ -98,8 +119,22 @@ class Frontend:
             sampling=_sampling(body, self.config.sampling),
             seed=secrets.randbits(63) if body.seed is None else body.seed,
             max_frames=max_frames,
+            reference=None if clone is None else clone.voice,
+            model=self.model_name,
         )
-        return PreparedSpeech(request, (speech.voice or "").lower(), num_text_tokens)
+        name = (speech.voice or "").lower() if clone is None else clone.name
+        return PreparedSpeech(request, name, num_text_tokens)
+
+    def _speech(self, body: SpeechBody, reference: CloneReference | None) -> SpeechText:
+        is_base = self.config.model_type == "base"  # whose voices are no speakers
+        return SpeechText(
+            text=body.input,
+            voice=None if is_base else body.voice_name or self.default_voice,
+            language=body.language,
+            instructions=body.instructions,
+            reference=reference,
+            layout=_layout(body.non_streaming_mode),
+        )
 
 
 def _layout(non_streaming_mode: bool | None) -> TextLayout | None:

@@ -29,7 +29,7 @@ class ItemStream(Protocol):
 
 
 StartStream = Callable[[SpeechRequest], ItemStream]
-Ask = Callable[[], Awaitable[Any]]
+Ask = Callable[..., Awaitable[Any]]
 
 
 def bind_stream(handle: Any, method: str, transport: Transport) -> StartStream:
@@ -39,12 +39,12 @@ def bind_stream(handle: Any, method: str, transport: Transport) -> StartStream:
     return start
 
 
-def bind_ask(handle: Any, method: str) -> Ask:
-    """A caller of a `method` without arguments that answers once; it may be cancelled while it waits."""
-    remote = getattr(handle.options(_by_reference=False), method).remote
+def bind_ask(handle: Any, method: str, transport: Transport = "value") -> Ask:
+    """A caller of a `method` that answers once; it may be cancelled while it waits."""
+    remote = getattr(handle.options(_by_reference=transport == "object_ref"), method).remote
 
-    async def ask() -> Any:
-        response = remote()
+    async def ask(*arguments: Any) -> Any:
+        response = remote(*arguments)
         try:
             return await response
         except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 
 from deployments.handles import root_cause
@@ -56,6 +57,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     DeploymentUnavailableError: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
     RayActorError: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
     StreamCancelled: _Row(499, "server_error", "cancelled", "the request was cancelled"),
+    ClientDisconnect: _Row(499, "server_error", "cancelled", "the client left before its body was read"),
     BaseException: _Row(500, "server_error", "internal_error", _FAULT_TEXT),
 }
 

@@ -1,60 +1,116 @@
 """The Ingress deployment: the HTTP API. Runs on CPU, holds no model.
 
-Routes only; `speech.py` has the life of a speech request, `frontend.py` what a body means.
+Routes only; `speech.py` has the life of a speech request, `frontend.py` what a body means, `clone.py` whose
+voice it asks for, `voices.py` the uploaded ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from deployments.bodies import SMALL_BODY_BYTES, BodyReader
+from deployments.catalogue import describe_model, describe_voice, describe_voices
+from deployments.clone import ClipEncoder, VoiceCloner
 from deployments.edge import Edge, request_id_of
 from deployments.frontend import Frontend
 from deployments.handles import Transport, bind_ask, bind_stream
 from deployments.http_errors import describe
 from deployments.logs import send_logs_to_stderr
 from deployments.readiness import Readiness
+from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
 from deployments.schemas import SpeechBody
+from deployments.served_models import ServedModel, ServedModels
 from deployments.speech import SpeechCall, SpeechParts
-from qwen3tts_core.errors import UnknownModel
+from deployments.voices import UPLOAD_OPENAPI, NamedVoices
+from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
+from qwen3tts_core.errors import InvalidRequest, UnknownVoice
 from qwen3tts_core.model.checkpoint import resolve_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class IngressSettings:
-    """checkpoint: a local folder or a hub id. max_positions: what a talker holds for one request."""
+class IngressModel:
+    """checkpoint: a local folder or a hub id. max_positions: what a talker holds for one request.
+    codec, encoder: names of its deployments; the encoder of Base checkpoints alone."""
 
     checkpoint: str
     model_name: str
     max_positions: int
+    codec: str = "Codec"
+    encoder: str | None = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSettings:
+    """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
+    fetch: what clips may be fetched, and how large they and uploaded ones may be."""
+
+    models: tuple[IngressModel, ...]
+    voices_folder: Path
+    fetch: FetchPolicy
+    max_voices: int = DEFAULT_MAX_VOICES
 
 
 class Ingress:
     """Text in over HTTP, audio out. Serve calls `__serve_build_asgi_app__` after the constructor."""
 
     def __init__(
-        self, settings: IngressSettings, codec: Any, talker: Any, codec_transport: Transport
+        self, settings: IngressSettings, handles: Mapping[str, Any], codec_transport: Transport
     ) -> None:
+        """handles: of every deployment of the app, by its name."""
         send_logs_to_stderr()
         _warn_without_uvloop()
-        self._frontend = Frontend.from_checkpoint(
-            resolve_checkpoint(settings.checkpoint),
-            model_name=settings.model_name,
-            max_positions=settings.max_positions,
+        frontends = [
+            Frontend.from_checkpoint(
+                resolve_checkpoint(model.checkpoint),
+                model_name=model.model_name,
+                max_positions=model.max_positions,
+            )
+            for model in settings.models
+        ]
+        self._voices: NamedVoices | None = None
+        cloners = self._open_cloners(settings, frontends, handles)
+        self._models = ServedModels(
+            [
+                ServedModel(
+                    frontend,
+                    bind_stream(handles[model.codec], "decode", codec_transport),
+                    cloners.get(model.encoder),
+                    model.aliases,
+                )
+                for model, frontend in zip(settings.models, frontends, strict=True)
+            ]
         )
-        self._parts = SpeechParts(self._frontend, bind_stream(codec, "decode", codec_transport))
-        self._readiness = Readiness({"Codec": bind_ask(codec, "ready"), "Talker": bind_ask(talker, "ready")})
+        self._bodies = BodyReader()
+        max_body_bytes = SMALL_BODY_BYTES + (max_base64_bytes(settings.fetch.max_bytes) if cloners else 0)
+        self._parts = SpeechParts(self._models, self._bodies, max_body_bytes)
+        self._readiness = Readiness({name: bind_ask(handle, "ready") for name, handle in handles.items()})
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
+
+    def _open_cloners(
+        self, settings: IngressSettings, frontends: Sequence[Frontend], handles: Mapping[str, Any]
+    ) -> Mapping[str | None, VoiceCloner]:
+        """By the name of the encoder; none, and no uploaded voices, without Base checkpoints."""
+        encoders = {name: ClipEncoder(handles[name]) for model in settings.models if (name := model.encoder)}
+        if not encoders:
+            return {}
+        fetcher = ReferenceFetcher(settings.fetch)
+        built_in = [name for frontend in frontends for name in frontend.voices]
+        store = VoiceStore(settings.voices_folder, built_in, settings.max_voices)
+        self._voices = NamedVoices(store, next(iter(encoders.values())), settings.fetch.max_bytes)
+        return {name: VoiceCloner(encoder, fetcher, store) for name, encoder in encoders.items()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self.build_http_app()
@@ -67,6 +123,8 @@ class Ingress:
         add = app.add_api_route
         add("/v1/audio/speech", self.speech, methods=["POST"], openapi_extra=_speech_openapi())
         add("/v1/audio/voices", self.list_voices, methods=["GET"])
+        add("/v1/audio/voices", self.upload_voice, methods=["POST"], openapi_extra=UPLOAD_OPENAPI)
+        add("/v1/audio/voices/{name:path}", self.delete_voice, methods=["DELETE"])
         add("/v1/models", self.list_models, methods=["GET"])
         add("/v1/models/{model:path}", self.get_model, methods=["GET"])
         add("/health", self.health, methods=["GET"])
@@ -85,31 +143,39 @@ class Ingress:
         """Speak the input. Audio, or server-sent events; see the README for every field."""
         return SpeechCall(self._parts, request, request_id_of(request.scope))
 
-    async def list_voices(self) -> JSONResponse:
-        """Built-in voices, the one used when a request names none, and the languages."""
-        dialects = self._frontend.config.speaker_dialects
-        data = [
-            {"id": name, "object": "voice", "built_in": True, "dialect": dialects.get(name)}
-            for name in self._frontend.voices
-        ]
-        return JSONResponse(
-            {
-                "object": "list",
-                "data": data,
-                "voices": list(self._frontend.voices),
-                "default": self._frontend.default_voice or None,
-                "languages": list(self._frontend.languages),
-            }
-        )
+    async def list_voices(self, model: str | None = None) -> JSONResponse:
+        """Every voice; with `?model=`, that model's. Built-in and uploaded, the default, the languages."""
+        only = None if model is None else self._models.find(model)
+        records = [] if self._voices is None else await self._voices.records()
+        return JSONResponse(describe_voices(self._models, records, only))
+
+    async def upload_voice(self, request: Request) -> JSONResponse:
+        """Name a clip's voice, or give a name another clip."""
+        record = await self._require_voices().upload(request, self._bodies)
+        return JSONResponse(describe_voice(record, self._cloning_models()))
+
+    async def delete_voice(self, name: str) -> JSONResponse:
+        """Gone for every request from now on."""
+        try:
+            await self._require_voices().delete(name)
+        except UnknownVoice as error:  # here it is the resource itself that isn't there
+            return describe(error)._replace(status=404).response()
+        return JSONResponse({"id": name, "object": "voice", "deleted": True})
+
+    def _require_voices(self) -> NamedVoices:
+        if self._voices is None:
+            raise InvalidRequest("uploaded voices need a Base checkpoint, and this server has none")
+        return self._voices
+
+    def _cloning_models(self) -> list[str]:
+        return [model.name for model in self._models if model.cloner is not None]
 
     async def list_models(self) -> JSONResponse:
         """What this server speaks with."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": [describe_model(model) for model in self._models]})
 
     async def get_model(self, model: str) -> JSONResponse:
-        if model != self._frontend.model_name:
-            raise UnknownModel(model, (self._frontend.model_name,))
-        return JSONResponse(self._model())
+        return JSONResponse(describe_model(self._models.find(model)))
 
     async def health(self) -> JSONResponse:
         """200 when every deployment answers; 503 that names those that don't."""
@@ -119,19 +185,6 @@ class Ingress:
         message = ", ".join(f"{name} {problem}" for name, problem in problems.items())
         error = {"message": message, "type": "server_error", "param": None, "code": "not_ready"}
         return JSONResponse({"status": "not ready", "error": error}, 503, {"Retry-After": "1"})
-
-    def _model(self) -> dict[str, Any]:
-        config = self._frontend.config
-        return {
-            "id": self._frontend.model_name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "qwen3tts-serve",
-            "task_type": config.model_type,
-            "size": config.model_size,
-            "sample_rate_hz": config.codec.sample_rate_hz,
-            "max_new_tokens": config.max_new_tokens,
-        }
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -32,7 +32,7 @@ class RequestRecord:
         self, client_request_id: str, sample_rate_hz: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._clock = clock
-        self._sample_rate_hz = sample_rate_hz
+        self.sample_rate_hz = sample_rate_hz
         self._accepted_at = clock()
         self._fields: dict[str, Any] = {"request_id": client_request_id}
         self.num_frames = 0
@@ -58,7 +58,7 @@ class RequestRecord:
 
     @property
     def audio_s(self) -> float:
-        return duration_s(self._num_bytes, self._sample_rate_hz)
+        return duration_s(self._num_bytes, self.sample_rate_hz)
 
     def __enter__(self) -> RequestRecord:
         return self
@@ -95,6 +95,8 @@ def _outcome(error: BaseException | None) -> tuple[Outcome, int | None]:
     status = describe(error).status
     if status == 503:
         return "refused", status
+    if status == 499:
+        return "cancelled", None
     return ("rejected" if status < 500 else "failed"), status
 
 

@@ -78,6 +78,11 @@ class FetchPolicy:
     file_roots: tuple[Path, ...] = ()
 
 
+def max_base64_bytes(max_bytes: int) -> int:
+    """What a clip of that size may take as base64, line breaks included."""
+    return max_bytes * 7 // 5
+
+
 async def resolve_host(host: str, port: int, pool: ThreadPoolExecutor | None = None) -> list[str]:
     """The system's addresses of a host, in its order. Odd numbers (`0x7f.1`, `2130706433`) mean what it says."""
     found = await asyncio.get_running_loop().run_in_executor(

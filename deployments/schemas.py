@@ -14,11 +14,18 @@ from deployments.audio_formats import AudioFormat
 from qwen3tts_core.errors import InvalidRequest
 
 _INT64 = 2**63
+_MAX_TEXT_CHARS = (
+    1 << 18
+)  # more than any model takes; the body's own limit is far above, for the sake of clips
+_MAX_TRANSCRIPT_CHARS = 4_096  # as of an uploaded voice
+
+TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
 
 Temperature = Annotated[float, Field(ge=0, le=10)]
 TopK = Annotated[int, Field(ge=0, le=1_000_000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARS)]
 
 
 class SpeechBody(BaseModel):
@@ -27,10 +34,23 @@ class SpeechBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     model: Name | None = Field(None, description="A name of /v1/models; absent means the served one.")
-    input: str = Field(description="The text to speak.")
+    input: Text = Field(description="The text to speak.")
     voice: Name | None = Field(None, description="A name of /v1/audio/voices; absent means its default.")
     speaker: Name | None = Field(None, description="An alias of `voice`.")
-    instructions: str | None = Field(None, description="How to speak, where the checkpoint takes it.")
+    instructions: Text | None = Field(
+        None,
+        description="How to speak, or (VoiceDesign) a description of the voice; where the checkpoint takes it.",
+    )
+    task_type: TaskType | None = Field(None, description="What the model must be; absent means what it is.")
+    ref_audio: str | None = Field(
+        None, description="Base: a clip of the voice; an https URL, a data: URI, or base64."
+    )
+    ref_text: Annotated[str, Field(max_length=_MAX_TRANSCRIPT_CHARS)] | None = Field(
+        None, description="Base: what is said in the clip; required unless x_vector_only_mode is true."
+    )
+    x_vector_only_mode: bool | None = Field(
+        None, description="Base: true takes the voice from the clip, and not its manner."
+    )
     language: Name | None = Field(None, description="A language of /v1/audio/voices; absent means Auto.")
     response_format: AudioFormat | None = Field(None, description="wav (default), or pcm: mono PCM16 LE.")
     stream: bool | None = Field(None, description="Send audio as it is made; default false.")
@@ -55,6 +75,11 @@ class SpeechBody(BaseModel):
     non_streaming_mode: bool | None = Field(
         None, description="true: the whole text is in the prompt; false: it follows frame by frame."
     )
+
+    @property
+    def voice_name(self) -> str | None:
+        """By either of its fields."""
+        return self.voice or self.speaker
 
     @property
     def is_streaming(self) -> bool:
@@ -111,5 +136,5 @@ def _as_invalid_request(error: ValidationError) -> InvalidRequest:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,6 +1,6 @@
 """One call of `POST /v1/audio/speech`, from its body to its last byte.
 
-    read, parse, prepare ──> start the chain ──> first chunk ──> 200 ──> the rest
+    read, clone, prepare ──> start the chain ──> first chunk ──> 200 ──> the rest
     └──────────── an error is still a status ──────────────┘    └─ an error cuts the body
 
 Nothing is answered before the first chunk is here. What was started is freed where it was started,
@@ -27,25 +27,27 @@ from deployments.audio_formats import (
     sse_delta,
     sse_event,
 )
-from deployments.frontend import Frontend, PreparedSpeech
-from deployments.handles import ItemStream, StartStream
+from deployments.bodies import BodyReader, content_type_of
+from deployments.frontend import Clone, PreparedSpeech
+from deployments.handles import ItemStream
 from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from deployments.schemas import SpeechBody, parse_speech_body
+from deployments.served_models import ServedModel, ServedModels
 from qwen3tts_core.errors import EngineFault
 from qwen3tts_core.streaming.pcm import num_pcm_bytes
 from qwen3tts_core.types import AudioChunk, SpeechRequest
 
-MAX_BODY_BYTES = 1 << 18  # more than twice what the longest text a model takes can need
 _LONG_TEXT = 5_000  # characters; below, tokenising takes less than a millisecond or two
 _JSON_TYPES = ("application/json", "text/json")
 
 
 class SpeechParts(NamedTuple):
-    """What every call needs; made once per replica."""
+    """What every call needs; made once per replica. max_body_bytes: of one body."""
 
-    frontend: Frontend
-    start_codec: StartStream
+    models: ServedModels
+    bodies: BodyReader
+    max_body_bytes: int
 
 
 class SpeechCall(Response):
@@ -53,18 +55,23 @@ class SpeechCall(Response):
 
     def __init__(self, parts: SpeechParts, request: Request, request_id: str) -> None:
         super().__init__()
-        self._frontend, self._start_codec = parts
+        self._parts = parts
         self._request = request
         self._request_id = request_id
-        self._codec = parts.frontend.config.codec
+        self._take(parts.models.default)
+
+    def _take(self, model: ServedModel) -> None:
+        self._model = model
+        self._codec = model.frontend.config.codec
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with RequestRecord(self._request_id, self._codec.sample_rate_hz) as record:
-            body = parse_speech_body(await _read_json(self._request))
-            prepared = await self._prepare(body)
+            body, clone = await self._read()
+            record.sample_rate_hz = self._codec.sample_rate_hz
+            prepared = await self._prepare(body, clone)
             record.note(
                 engine_request_id=prepared.request.request_id,
-                model=self._frontend.model_name,
+                model=self._model.name,
                 voice=prepared.voice,
                 seed=prepared.request.seed,
                 text_tokens=prepared.num_text_tokens,
@@ -80,18 +87,30 @@ class SpeechCall(Response):
                     pcm = b"".join([first.pcm, *[chunk.pcm async for chunk in chunks]])
                     await self._send_whole(send, body, headers, record, pcm)
 
-    async def _prepare(self, body: SpeechBody) -> PreparedSpeech:
+    async def _read(self) -> tuple[SpeechBody, Clone | None]:
+        """What is asked for, and of which model; on a Base model, the clip turned into a voice."""
+        async with self._parts.bodies.hold(self._request, self._parts.max_body_bytes) as parts:
+            body = parse_speech_body(await _read_json(self._request, parts))
+            self._take(self._parts.models.find(body.model))
+            if self._model.cloner is None:
+                return body, None
+            self._model.frontend.check(body)
+            clone = await self._model.cloner.find(body)
+        return body.model_copy(update={"ref_audio": None}), clone  # megabytes that nobody needs any more
+
+    async def _prepare(self, body: SpeechBody, clone: Clone | None) -> PreparedSpeech:
         """Off the event loop for a text that would hold up everybody's audio."""
+        prepare = self._model.frontend.prepare
         if len(body.input) + len(body.instructions or "") < _LONG_TEXT:
-            return self._frontend.prepare(body)
-        return await asyncio.to_thread(self._frontend.prepare, body)
+            return prepare(body, clone)
+        return await asyncio.to_thread(prepare, body, clone)
 
     # ------------------------------------------------------------ audio
     async def _chunks(
         self, request: SpeechRequest, record: RequestRecord
     ) -> AsyncGenerator[AudioChunk, None]:
         """The chain's audio, checked: frames in order, none missing, an end that says why."""
-        stream: ItemStream = self._start_codec(request)
+        stream: ItemStream = self._model.start_codec(request)
         try:
             async for item in stream:
                 chunk = AudioChunk.from_bytes(item)
@@ -185,19 +204,12 @@ async def _prepend(first: AudioChunk, rest: AsyncIterator[AudioChunk]) -> AsyncI
         yield chunk
 
 
-async def _read_json(request: Request) -> bytes:
-    """The raw body. Raises HTTPException 415 for another content type, 413 for a body too large."""
-    content_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+async def _read_json(request: Request, parts: AsyncIterator[bytes]) -> bytes:
+    """The raw body. Raises HTTPException 415 for another content type."""
+    content_type = content_type_of(request, "application/json")
     if content_type not in _JSON_TYPES:
         raise HTTPException(415, f"content-type must be application/json, got {content_type}")
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, f"the body is larger than the limit, {MAX_BODY_BYTES:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
+    return b"".join([part async for part in parts])
 
 
 async def _start(send: Send, headers: dict[str, str]) -> None:

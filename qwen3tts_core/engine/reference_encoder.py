@@ -32,7 +32,8 @@ DEFAULT_MEMO_BYTES = 64 << 20
 
 
 class ReferenceEncoder:
-    """Clips to voices. fingerprint: names the weights; voices of equal fingerprints may replace each other."""
+    """Clips to voices. fingerprint: names the weights; voices of equal fingerprints may replace each other.
+    num_groups: codes of a frame."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class ReferenceEncoder:
         memo_bytes: int = DEFAULT_MEMO_BYTES,
     ) -> None:
         self.fingerprint = _fingerprint(speaker, codec)
+        self.num_groups = codec.num_groups
         self._speaker = speaker
         self._codec = codec
         self._device = device

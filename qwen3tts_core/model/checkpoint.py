@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,15 +39,21 @@ _FILES = (
     "speech_tokenizer/config.json",
     *(f"speech_tokenizer/{pattern}" for pattern in _WEIGHTS),
 )
+CONFIG_FILES = ("config.json", "generation_config.json", "speech_tokenizer/config.json")
+"""What `CheckpointConfig` is read from."""
+CODEC_FILES = (*CONFIG_FILES, *(file for file in _FILES if file.startswith("speech_tokenizer/model")))
+"""The same and the codec's weights, without the talker's gigabytes."""
+
 _ADVICE = "to use files you have, give the path of a folder that holds config.json"
 
 
-def resolve_checkpoint(name: str) -> Path:
+def resolve_checkpoint(name: str, files: Sequence[str] = _FILES) -> Path:
     """The local folder of a checkpoint, fetched from the hub if it must be.
 
     name: a folder that holds config.json; else a short name of `CHECKPOINTS`; else a hub id,
         "owner/name" or "owner/name@revision". Without a network, or with HF_HUB_OFFLINE=1, the
         hub's cache on this machine is used.
+    files: patterns of what must be there, `config.json` among them; by default all that the models read.
     Raises CheckpointMismatch that says what was looked for, where, and what to do.
     """
     folder = Path(name).expanduser()
@@ -58,7 +64,7 @@ def resolve_checkpoint(name: str) -> Path:
     looks_like_a_path = name.startswith(("/", "~", "./", "../")) or name in (".", "..")
     if looks_like_a_path or match is None or (folder.is_dir() and name not in CHECKPOINTS):
         raise _not_a_folder(name, folder)
-    return _fetch(name, match["repo"], match["revision"])
+    return _fetch(name, match["repo"], match["revision"], files)
 
 
 def _not_a_folder(name: str, folder: Path) -> CheckpointMismatch:
@@ -74,13 +80,13 @@ def _not_a_folder(name: str, folder: Path) -> CheckpointMismatch:
     )
 
 
-def _fetch(name: str, repo: str, revision: str | None) -> Path:
+def _fetch(name: str, repo: str, revision: str | None, files: Sequence[str]) -> Path:
     # Slow to import, and never needed with a local folder.
     from huggingface_hub import constants, snapshot_download
 
     logger.info("checkpoint %s: looking for %s on %s", name, repo, constants.ENDPOINT)
     try:
-        folder = snapshot_download(repo, revision=revision, allow_patterns=list(_FILES))
+        folder = snapshot_download(repo, revision=revision, allow_patterns=list(files))
     except Exception as error:  # besides its own errors the hub's client lets its HTTP library's through
         raise CheckpointMismatch(
             name,

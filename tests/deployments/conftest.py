@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from deployments.codec import Codec, CodecSettings
-from deployments.ingress import Ingress, IngressSettings
+from deployments.ingress import Ingress, IngressModel, IngressSettings
+from deployments.reference_fetch import FetchPolicy
 from deployments.talker import Talker, TalkerSettings
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -28,13 +29,15 @@ class Chain:
         self.talker_handle = FakeHandle(self.talker)
         self.codec = Codec(
             CodecSettings(TINY, CodecEngineConfig(), "cpu", "float32"),
-            self.talker_handle,
+            {"tiny": self.talker_handle},
             "object_ref",
             self._open_codec,
         )
         self.codec_handle = FakeHandle(self.codec)
         self.ingress = Ingress(
-            IngressSettings(TINY, "tiny", 4096), self.codec_handle, self.talker_handle, "value"
+            IngressSettings((IngressModel(TINY, "tiny", 4096),), Path("never made"), FetchPolicy()),
+            {"Talker": self.talker_handle, "Codec": self.codec_handle},
+            "value",
         )
         self.app = self.ingress.build_http_app()
 

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -5,11 +6,29 @@ import yaml
 from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as build_graph
 
+from deployments import app
 from deployments.app import AppArgs, build_app
+from deployments.plan import plan_app
 from qwen3tts_core.config import TalkerEngineConfig
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "serve_configs").glob("*.yaml"))
+
+
+GOLDEN = ROOT / "tests" / "parity" / "golden" / "seed0"
+
+
+@pytest.fixture(autouse=True)
+def _published_checkpoints_are_here(monkeypatch):
+    """No downloads: a published name means the tiny checkpoint of its kind."""
+
+    def resolve(name, files):
+        assert "config.json" in files
+        kinds = {"Base": "base", "base": "base", "VoiceDesign": "voice_design", "voicedesign": "voice_design"}
+        kind = next((kinds[mark] for mark in kinds if mark in name), "custom_voice_large")
+        return Path(name) if Path(name).is_absolute() else GOLDEN / kind
+
+    monkeypatch.setattr(app, "plan_app", partial(plan_app, resolve=resolve))
 
 
 def graph_of(args):

@@ -13,7 +13,8 @@ from tests.fakes import NUM_GROUPS, Script, fake_codes, until
 
 def request(request_id="r1", seed=3, max_frames=10**6):
     plan = PrefillPlan((1,), (2,), (3,))
-    return SpeechRequest(request_id, plan, Sampling(DrawParams(), DrawParams()), seed, max_frames)
+    sampling = Sampling(DrawParams(), DrawParams())
+    return SpeechRequest(request_id, plan, sampling, seed, max_frames, model="tiny")
 
 
 def codes_of(items):

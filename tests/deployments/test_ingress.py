@@ -10,7 +10,7 @@ import wave
 import numpy as np
 import pytest
 
-from deployments.speech import MAX_BODY_BYTES
+from deployments.bodies import SMALL_BODY_BYTES
 from tests.fakes import Script, fake_codes, until
 
 SPEECH = "/v1/audio/speech"
@@ -170,7 +170,7 @@ async def test_wrong_content_type_malformed_json_and_huge_bodies_are_refused(ope
             "POST", SPEECH, b"{", content_type="application/json; charset=utf-8"
         ).finish()
         huge = await chain.call(
-            "POST", SPEECH, b" " * (MAX_BODY_BYTES + 1), content_type="application/json"
+            "POST", SPEECH, b" " * (SMALL_BODY_BYTES + 1), content_type="application/json"
         ).finish()
     assert [call.status for call in (form, broken, huge)] == [415, 400, 413]
     assert "application/json" in error_of(form)["message"]

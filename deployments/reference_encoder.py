@@ -1,0 +1,122 @@
+"""The ReferenceEncoder deployment: clips in, voices out, for the Base checkpoints.
+
+The one place where bytes of strangers are decoded. All of it happens on worker threads, so that the
+loop answers Serve's and the ingress's questions meanwhile. Clips come from the ingress by object
+reference: a message by value may hold 4 MiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from deployments.logs import send_logs_to_stderr
+from qwen3tts_core.audio.clip import ReferenceClip, ReferenceLimits, read_clip
+from qwen3tts_core.types import ReferenceVoice
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+logger = logging.getLogger(__name__)
+
+_NUM_THREADS = 2
+"""Clips in work at once: the device takes one at a time, and the next is decoded meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSettings:
+    """checkpoint: a local folder or a hub id, of a Base checkpoint. memo_bytes: None takes the core's default."""
+
+    checkpoint: str
+    limits: ReferenceLimits
+    device: Literal["cpu", "cuda"] = "cpu"
+    memo_bytes: int | None = None
+
+
+class EncodedVoice(NamedTuple):
+    """num_groups: codes of a frame. encoder: fingerprint of the weights. clip: where the caller asked for it."""
+
+    voice: ReferenceVoice
+    num_groups: int
+    encoder: str
+    clip: ReferenceClip | None = None
+
+
+class ReferenceEncoderLike(Protocol):
+    """The engine as this deployment sees it; tests bring their own."""
+
+    fingerprint: str
+    num_groups: int
+
+    def encode(self, clip: ReferenceClip, in_context: bool) -> ReferenceVoice: ...
+
+    def stats(self) -> DataclassInstance: ...
+
+
+OpenEncoder = Callable[[EncoderSettings], ReferenceEncoderLike]
+
+
+def open_engine(settings: EncoderSettings) -> ReferenceEncoderLike:
+    """Load the weights; returns when the engine can encode."""
+    # Slow to import (torch), and needed in this deployment's replicas alone.
+    from qwen3tts_core.config import CheckpointConfig
+    from qwen3tts_core.engine.reference_encoder import DEFAULT_MEMO_BYTES, open_reference_encoder
+    from qwen3tts_core.model.checkpoint import resolve_checkpoint
+
+    path = resolve_checkpoint(settings.checkpoint)
+    memo_bytes = DEFAULT_MEMO_BYTES if settings.memo_bytes is None else settings.memo_bytes
+    return open_reference_encoder(
+        path, CheckpointConfig.from_checkpoint(path), settings.device, memo_bytes=memo_bytes
+    )
+
+
+class ReferenceEncoder:
+    """Ready when its constructor returns."""
+
+    def __init__(self, settings: EncoderSettings, open_encoder: OpenEncoder = open_engine) -> None:
+        send_logs_to_stderr()
+        self._limits = settings.limits
+        self._encoder = open_encoder(settings)
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, "reference-encoder")
+        logger.info("reference encoder ready: %s", settings)
+
+    async def encode(
+        self, clip: bytes | ReferenceClip, in_context: bool, keep_clip: bool = False
+    ) -> EncodedVoice:
+        """The voice of a clip: an audio file as it came, or a clip that was read before.
+
+        in_context: with the clip's codes, beside its x-vector. keep_clip: answer with the clip, too.
+        Raises InvalidReferenceAudio that says what was expected.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._encode, clip, in_context, keep_clip)
+
+    def _encode(self, clip: bytes | ReferenceClip, in_context: bool, keep_clip: bool) -> EncodedVoice:
+        if isinstance(clip, bytes):
+            clip = read_clip(clip, self._limits)
+        voice = self._encoder.encode(clip, in_context)
+        encoder = self._encoder
+        return EncodedVoice(voice, encoder.num_groups, encoder.fingerprint, clip if keep_clip else None)
+
+    async def fingerprint(self) -> str:
+        """Names the weights; voices that were encoded with equal ones are the same."""
+        return self._encoder.fingerprint
+
+    async def ready(self) -> bool:
+        """Called by the ingress."""
+        return True
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts of the memory, with the process id: for tests and operators."""
+        return {"pid": os.getpid(), **dataclasses.asdict(self._encoder.stats())}
+
+    def __del__(self) -> None:
+        threads = getattr(self, "_threads", None)  # absent when opening the engine failed
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
