@@ -35,6 +35,14 @@ __device__ __forceinline__ Vec8 load_fresh(const u16* p) {
                : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p) : "memory");
   return r;
 }
+// The same through L1, for what several blocks of a multiprocessor read. Only after the wait, which
+// makes earlier kernels' writes visible, and never at addresses that were read ahead of it.
+__device__ __forceinline__ Vec8 load_shared_by_blocks(const u16* p) {
+  Vec8 r;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p) : "memory");
+  return r;
+}
 __device__ __forceinline__ u32 load_fresh_u32(const u16* p) {
   u32 r;
   asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
@@ -126,7 +134,7 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16
     for (int n = 0; n < NT; ++n) {
       const int row = n * 8 + g;
       b[c][n] = Vec8{{0, 0, 0, 0}};
-      if (row < num_rows) b[c][n] = load_fresh(x + (i64)row * K + k0 + c * 32);
+      if (row < num_rows) b[c][n] = load_shared_by_blocks(x + (i64)row * K + k0 + c * 32);
     }
   };
 #pragma unroll
