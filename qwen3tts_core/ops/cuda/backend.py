@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,6 @@ from torch.nn import functional
 from qwen3tts_core.errors import EngineFault
 from qwen3tts_core.ops.cuda import linear as kernels
 from qwen3tts_core.ops.cuda.attention import PagedAttention
-from qwen3tts_core.ops.cuda.decode_kernels import MAX_ROWS as MAX_DECODE_ROWS
-from qwen3tts_core.ops.cuda.decode_kernels import DecodeKernels
 from qwen3tts_core.ops.cuda.sampling import draw
 from qwen3tts_core.ops.interface import (
     DecodeLayout,
@@ -29,6 +27,9 @@ from qwen3tts_core.ops.interface import (
     RopeTable,
 )
 from qwen3tts_core.ops.reference import spell_out
+
+if TYPE_CHECKING:
+    from qwen3tts_core.ops.cuda.decode_kernels import DecodeKernels
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,11 @@ class CudaOps:
         self._pdl = pdl
         self._frame_layouts: dict[tuple[FrameLayout, int, int], DecodeLayout] = {}
         self._attention = PagedAttention(device, num_processors=num_processors, pdl=pdl)
-        self._decode = DecodeKernels(device, num_processors=num_processors) if pdl else None
+        self._decode: DecodeKernels | None = None
+        if pdl:
+            from qwen3tts_core.ops.cuda.decode_kernels import DecodeKernels
+
+            self._decode = DecodeKernels(device, num_processors=num_processors)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return kernels.rms_norm(x, weight, eps, pdl=self._pdl)
@@ -178,7 +183,7 @@ class CudaOps:
 
 def _is_matrix_product(x: Tensor) -> bool:
     """Enough rows that a product is bound by arithmetic, not by reading the weights."""
-    return (len(x) > MAX_DECODE_ROWS and x.dtype == torch.bfloat16) or len(x) > kernels.MAX_ROWS
+    return (len(x) > kernels.FEW_ROWS and x.dtype == torch.bfloat16) or len(x) > kernels.MAX_ROWS
 
 
 class GraphCapture:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qwen3tts_core.ops.cuda.linear import FEW_ROWS
 from qwen3tts_core.ops.cuda.runtime_kernels import KernelLibrary
 from qwen3tts_core.ops.interface import DecodeLayout, DrawRows, LayerKV, NoiseKey, RopeTable
 
-MAX_ROWS = 32
 _WARP = 32
 _CHUNK = 32  # k values that a warp takes at a time
 _HEAD_DIM, _PAGE_SIZE, _MAX_GROUP = 128, 16, 4
@@ -84,7 +84,7 @@ class DecodeKernels:
     # ------------------------------------------------------------ linear
     def accepts_linear(self, x: Tensor, weight: Tensor) -> bool:
         rows, k = x.shape
-        fits = rows <= MAX_ROWS and len(weight) % 32 == 0 and choose_shape(k, "plain", 4) is not None
+        fits = rows <= FEW_ROWS and len(weight) % 32 == 0 and choose_shape(k, "plain", 4) is not None
         return fits and x.dtype == torch.bfloat16 and x.is_contiguous()
 
     def linear(

@@ -121,6 +121,9 @@ class Tile:
     prefetch: bool = True
 
 
+FEW_ROWS = 32
+"""Up to it, a decode step's linear layers are bound by reading the weights, and `decode.cu` does that."""
+
 MAX_ROWS = 128
 """Above it (long prefills) a matrix product is bound by arithmetic, and cuBLAS does it better."""
 
