@@ -7,24 +7,21 @@ it is noted, and other weights encode it again when it is used (`clone.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from deployments.bodies import BodyReader, content_type_of
 from deployments.clone import ClipEncoder
+from deployments.forms import FormPart, read_form
 from qwen3tts_core.audio.voice_store import VoiceRecord, VoiceStore
 from qwen3tts_core.errors import InvalidRequest
 
 _CLIP_FIELDS = ("audio_sample", "file")
 _TEXT_FIELDS = ("name", "ref_text")
 _ACCEPTED = "audio_sample (or file), name, ref_text"
-_MAX_TEXT_BYTES = 1 << 16  # of a text field
 _OVERHEAD_BYTES = 1 << 18  # of a form around its clip
 
 
@@ -79,7 +76,7 @@ class NamedVoices:
                 415, f"content-type must be multipart/form-data, got {content_type or 'none'}"
             )
         async with bodies.hold(request, self.max_clip_bytes + _OVERHEAD_BYTES) as parts:
-            form = await _read_form(request, parts)
+            form = _check_form(await read_form(request.headers["content-type"], parts))
             self.store.check_name(form.name)
             if len(form.clip) > self.max_clip_bytes:
                 raise HTTPException(
@@ -104,38 +101,23 @@ class NamedVoices:
         await asyncio.to_thread(self.store.delete, name)
 
 
-async def _read_form(request: Request, parts: AsyncGenerator[bytes, None]) -> VoiceForm:
+def _check_form(parts: list[FormPart]) -> VoiceForm:
     """Raises InvalidRequest naming the field at fault."""
-    parser = MultiPartParser(
-        request.headers, parts, max_files=2, max_fields=len(_TEXT_FIELDS) + 2, max_part_size=_MAX_TEXT_BYTES
-    )
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise InvalidRequest(f"the form can't be read: {error.message}") from error
-    try:
-        return await _check_form(form)
-    finally:
-        await form.close()
-
-
-async def _check_form(form: FormData) -> VoiceForm:
-    fields: dict[str, str | UploadFile] = {}
-    for field, value in form.multi_items():
-        if field not in _CLIP_FIELDS + _TEXT_FIELDS:
-            raise InvalidRequest(f"unknown field {field!r}; accepted: {_ACCEPTED}", field)
-        if field in fields:
-            raise InvalidRequest(f"{field} was sent twice", field)
-        if field in _TEXT_FIELDS and not isinstance(value, str):
-            raise InvalidRequest(f"{field} must be text, got a file", field)
-        if field in _CLIP_FIELDS and not isinstance(value, UploadFile):
-            raise InvalidRequest(f"{field} must be a file, got text", field)
-        fields[field] = value
-    clips = [value for value in fields.values() if isinstance(value, UploadFile)]
+    fields: dict[str, FormPart] = {}
+    for part in parts:
+        if part.name not in _CLIP_FIELDS + _TEXT_FIELDS:
+            raise InvalidRequest(f"unknown field {part.name!r}; accepted: {_ACCEPTED}", part.name)
+        if part.name in fields:
+            raise InvalidRequest(f"{part.name} was sent twice", part.name)
+        if part.is_file != (part.name in _CLIP_FIELDS):
+            expected, got = ("text", "a file") if part.is_file else ("a file", "text")
+            raise InvalidRequest(f"{part.name} must be {expected}, got {got}", part.name)
+        fields[part.name] = part
+    clips = [fields[name] for name in _CLIP_FIELDS if name in fields]
     if len(clips) != 1:
-        got = "none" if not clips else "both names"
+        got = "both names" if clips else "none"
         raise InvalidRequest(f"the clip is one file, audio_sample (or file), got {got}", "audio_sample")
-    name = str(fields.get("name", "")).strip()
+    name, transcript = (fields[key].text().strip() if key in fields else "" for key in _TEXT_FIELDS)
     if not name:
         raise InvalidRequest("name is required: what requests will call the voice", "name")
-    return VoiceForm(name, await clips[0].read(), str(fields.get("ref_text", "")).strip() or None)
+    return VoiceForm(name, bytes(clips[0].data), transcript or None)

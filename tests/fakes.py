@@ -1,4 +1,4 @@
-"""Stand-ins for what is slow or far: the two engines, Serve's handles, and an HTTP client's patience.
+"""Stand-ins for what is slow or far: the engines, Serve's handles, and an HTTP client's patience.
 
 The engines speak the real protocol through the real outbox, from their own thread; codes and PCM
 are made up but traceable, so that a lost, doubled or swapped frame shows. A handle runs each call
@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from qwen3tts_core.engine.memo import Memo
 from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
-from qwen3tts_core.types import AudioChunk, FrameBatch
+from qwen3tts_core.types import AudioChunk, FrameBatch, ReferenceVoice
 
 NUM_GROUPS = 16
 
@@ -155,9 +156,11 @@ class FakeCodecEngine(_Threaded):
     def __init__(self, outbox, script=None, samples_per_frame=1920):
         super().__init__(outbox, script or Script())
         self._samples_per_frame = samples_per_frame
+        self.references = []
 
     def open(self, request_id, reference=None):
         self._admit(request_id, {"next": 0})
+        self.references.append(reference)
 
     def submit(self, request_id, frames):
         self._push(request_id, lambda state: self._decode(state, frames))
@@ -177,26 +180,55 @@ class FakeCodecEngine(_Threaded):
         self._drop(request_id)
 
 
+class FakeReferenceEncoder:
+    """Voices that are a pure function of clip, mode and weights, remembered as the real one's are.
+
+    seconds: that an encode takes. num_frames: of the codes of a clip.
+    """
+
+    num_groups = NUM_GROUPS
+    num_frames = 7
+
+    def __init__(self, fingerprint="weights-1", seconds=0.0):
+        self.fingerprint, self.seconds = fingerprint, seconds
+        self._memo = Memo(1 << 20, lambda voice: len(voice.x_vector) + len(voice.codes))
+
+    def encode(self, clip, in_context):
+        key = clip.voice_key(in_context)
+        return self._memo.get(key, lambda: self._run(clip, key, in_context))
+
+    def _run(self, clip, key, in_context):
+        time.sleep(self.seconds)
+        seed = int(clip.digest[:6], 16)
+        codes = fake_codes(seed, 0, self.num_frames).tobytes() if in_context else b""
+        return ReferenceVoice(key, f"{self.fingerprint:<12}{clip.digest}".encode(), codes)  # 4 bytes a number
+
+    def stats(self):
+        return self._memo.stats()
+
+
 # ---------------------------------------------------------------- Serve's handles
 class FakeHandle:
     """`handle.options(...).method.remote(...)` on an object in this process."""
 
-    def __init__(self, target, options=None):
+    def __init__(self, target, options=None, calls=None):
         self._target, self.options_seen = target, options if options is not None else []
+        self.calls = calls if calls is not None else []  # names of methods, in order
 
     def options(self, **options):
         self.options_seen.append(options)
-        return FakeHandle(self._target, self.options_seen)
+        return FakeHandle(self._target, self.options_seen, self.calls)
 
     def __getattr__(self, method):
-        return _FakeMethod(self._target, method)
+        return _FakeMethod(self._target, method, self.calls)
 
 
 class _FakeMethod:
-    def __init__(self, target, name):
-        self._target, self._name = target, name
+    def __init__(self, target, name, calls):
+        self._target, self._name, self._calls = target, name, calls
 
     def remote(self, *args):
+        self._calls.append(self._name)
         method = getattr(self._target, self._name)
         result = method(*pickle.loads(pickle.dumps(args)))
         return FakeStream(result) if inspect.isasyncgen(result) else FakeResponse(result)
@@ -260,9 +292,10 @@ class AsgiCall:
         self._request = [{"type": "http.request", "body": body, "more_body": False}]
         self._arrived = asyncio.Event()
         raw = [(name.lower().encode(), value.encode()) for name, value in headers]
+        path, _, query = path.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
-            "method": method, "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+            "method": method, "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
             "scheme": "http", "headers": raw, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "state": {},
         }  # fmt: skip
         self.task = asyncio.create_task(self._run(app, scope))

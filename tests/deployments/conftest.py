@@ -7,43 +7,76 @@ import pytest
 
 from deployments.codec import Codec, CodecSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
+from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
 from deployments.reference_fetch import FetchPolicy
 from deployments.talker import Talker, TalkerSettings
+from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
-from tests.fakes import AsgiCall, FakeCodecEngine, FakeHandle, FakeTalkerEngine, Script
+from tests.fakes import (
+    AsgiCall,
+    FakeCodecEngine,
+    FakeHandle,
+    FakeReferenceEncoder,
+    FakeTalkerEngine,
+    Script,
+)
 
-TINY = str(Path(__file__).parents[2] / "checkpoints" / "tiny")
+ROOT = Path(__file__).parents[2]
+TINY = str(ROOT / "checkpoints" / "tiny")
+GOLDEN = ROOT / "tests" / "parity" / "golden" / "seed0"
 
 
 class Chain:
-    """Ingress -> Codec -> Talker; scripts say how the engines behave."""
+    """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 
-    def __init__(self, talker_script, codec_script):
-        self.talker_engine = self.codec_engine = None
+    models: {name: checkpoint folder}, one codec for all of them. encoders: {name of a Base model: engine}.
+    """
+
+    def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy):
+        self.codec_engine, self.talker_engines = None, {}
         self._talker_script, self._codec_script = talker_script, codec_script
-        ramp = ChunkRamp()
-        self.talker = Talker(
-            TalkerSettings(TINY, TalkerEngineConfig(), ramp, "cpu", "float32"), self._open_talker
-        )
-        self.talker_handle = FakeHandle(self.talker)
+        self.talkers = {name: self._talker(name, folder) for name, folder in models.items()}
+        self.talker_handles = {name: FakeHandle(talker) for name, talker in self.talkers.items()}
+        first = next(iter(models))
+        self.talker, self.talker_handle = self.talkers[first], self.talker_handles[first]
+        self.talker_engine = self.talker_engines[first]
         self.codec = Codec(
-            CodecSettings(TINY, CodecEngineConfig(), "cpu", "float32"),
-            {"tiny": self.talker_handle},
+            CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32"),
+            self.talker_handles,
             "object_ref",
             self._open_codec,
         )
         self.codec_handle = FakeHandle(self.codec)
-        self.ingress = Ingress(
-            IngressSettings((IngressModel(TINY, "tiny", 4096),), Path("never made"), FetchPolicy()),
-            {"Talker": self.talker_handle, "Codec": self.codec_handle},
-            "value",
+        limits = ReferenceLimits(max_bytes=policy.max_bytes)
+        self.encoder_handles = {
+            name: FakeHandle(ReferenceEncoder(EncoderSettings(models[name], limits), lambda _, e=engine: e))
+            for name, engine in encoders.items()
+        }
+        settings = IngressSettings(
+            tuple(
+                IngressModel(folder, name, 4096, encoder=f"Encoder-{name}" if name in encoders else None)
+                for name, folder in models.items()
+            ),
+            voices_folder,
+            policy,
+            max_voices=5,
         )
+        handles = {
+            **{"Talker" if name == first else f"Talker-{name}": h for name, h in self.talker_handles.items()},
+            "Codec": self.codec_handle,
+            **{f"Encoder-{name}": handle for name, handle in self.encoder_handles.items()},
+        }
+        self.ingress = Ingress(settings, handles, "value")
         self.app = self.ingress.build_http_app()
 
-    def _open_talker(self, settings, outbox):
-        self.talker_engine = FakeTalkerEngine(outbox, self._talker_script, settings.ramp)
-        return self.talker_engine
+    def _talker(self, name, folder):
+        def open_talker(settings, outbox):
+            self.talker_engines[name] = FakeTalkerEngine(outbox, self._talker_script, settings.ramp)
+            return self.talker_engines[name]
+
+        settings = TalkerSettings(folder, TalkerEngineConfig(), ChunkRamp(), "cpu", "float32")
+        return Talker(settings, open_talker)
 
     def _open_codec(self, settings, outbox):
         self.codec_engine = FakeCodecEngine(outbox, self._codec_script)
@@ -52,26 +85,45 @@ class Chain:
     @property
     def num_held(self):
         """Talker slots and codec rows that someone still holds."""
-        return self.talker_engine.stats().num_active + self.codec_engine.stats().num_active
+        engines = [*self.talker_engines.values(), self.codec_engine]
+        return sum(engine.stats().num_active for engine in engines)
 
     def call(self, method, path, body=b"", **headers):
         named = [(name.replace("_", "-"), value) for name, value in headers.items()]
         return AsgiCall(self.app, method, path, body, named)
 
     def stop(self):
-        self.talker_engine.stop()
-        self.codec_engine.stop()
+        for engine in (*self.talker_engines.values(), self.codec_engine):
+            engine.stop()
 
 
 @pytest.fixture
-def open_chain():
+def open_chain(tmp_path):
     @asynccontextmanager
-    async def opened(talker=None, codec=None):
-        chain = Chain(talker or Script(), codec or Script())
+    async def opened(talker=None, codec=None, models=None, encoders=None, policy=None):
+        chain = Chain(
+            talker or Script(),
+            codec or Script(),
+            models or {"tiny": TINY},
+            encoders or {},
+            tmp_path / "voices",
+            policy or FetchPolicy(),
+        )
         try:
             async with chain.app.router.lifespan_context(chain.app):
                 yield chain
         finally:
             chain.stop()
+
+    return opened
+
+
+@pytest.fixture
+def open_base(open_chain):
+    """A chain of one Base model, "base"."""
+
+    def opened(encoder=None, **others):
+        models = {"base": str(GOLDEN / "base")}
+        return open_chain(models=models, encoders={"base": encoder or FakeReferenceEncoder()}, **others)
 
     return opened

@@ -1,0 +1,67 @@
+"""The ReferenceEncoder deployment over a fake engine: where the decoding happens."""
+
+import asyncio
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
+from qwen3tts_core.audio.clip import ReferenceLimits, read_clip
+from qwen3tts_core.errors import InvalidReferenceAudio
+from tests.clips import wav_clip
+from tests.fakes import FakeReferenceEncoder
+
+
+def open_deployment(engine, **limits):
+    return ReferenceEncoder(EncoderSettings("unused", ReferenceLimits(**limits)), lambda _: engine)
+
+
+async def test_a_file_and_the_clip_read_from_it_are_the_same_voice():
+    engine = FakeReferenceEncoder()
+    deployment = open_deployment(engine)
+    from_file = await deployment.encode(wav_clip(), True, True)
+    again = await deployment.encode(pickle.loads(pickle.dumps(from_file.clip)), True)
+    assert from_file.voice == again.voice
+    assert from_file.encoder == await deployment.fingerprint() == engine.fingerprint
+    assert (from_file.num_groups, again.clip) == (16, None)
+    assert (await deployment.stats())["num_runs"] == 1
+
+
+async def test_a_clip_survives_the_way_between_processes():
+    clip = read_clip(wav_clip())
+    copy = pickle.loads(pickle.dumps(clip))
+    assert copy.digest == clip.digest
+    np.testing.assert_array_equal(copy.samples, clip.samples)
+
+
+async def test_the_loop_is_free_while_clips_are_read_and_encoded():
+    deployment = open_deployment(FakeReferenceEncoder(seconds=0.3))
+    encoding = asyncio.create_task(deployment.encode(wav_clip(), False))
+    await asyncio.sleep(0.01)
+    began = time.perf_counter()
+    assert await deployment.ready()
+    assert time.perf_counter() - began < 0.2
+    assert not encoding.done()
+    await encoding
+
+
+async def test_reading_and_encoding_happen_on_threads_of_their_own():
+    names = []
+
+    class Watched(FakeReferenceEncoder):
+        def encode(self, clip, in_context):
+            names.append(threading.current_thread().name)
+            return super().encode(clip, in_context)
+
+    await open_deployment(Watched()).encode(wav_clip(), False)
+    assert names[0].startswith("reference-encoder")
+
+
+async def test_the_limits_are_the_settings():
+    deployment = open_deployment(FakeReferenceEncoder(), max_seconds=3.0)
+    await deployment.encode(wav_clip(seconds=2.9), False)
+    with pytest.raises(InvalidReferenceAudio, match="expected 1 to 3 s"):
+        await deployment.encode(wav_clip(seconds=3.1), False)
