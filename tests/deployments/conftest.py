@@ -31,9 +31,10 @@ class Chain:
     """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 
     models: {name: checkpoint folder}, one codec for all of them. encoders: {name of a Base model: engine}.
+    settings: the rest of IngressSettings.
     """
 
-    def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy):
+    def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
         self.codec_engine, self.talker_engines = None, {}
         self._talker_script, self._codec_script = talker_script, codec_script
         self.talkers = {name: self._talker(name, folder) for name, folder in models.items()}
@@ -53,7 +54,7 @@ class Chain:
             name: FakeHandle(ReferenceEncoder(EncoderSettings(models[name], limits), lambda _, e=engine: e))
             for name, engine in encoders.items()
         }
-        settings = IngressSettings(
+        ingress_settings = IngressSettings(
             tuple(
                 IngressModel(folder, name, 4096, encoder=f"Encoder-{name}" if name in encoders else None)
                 for name, folder in models.items()
@@ -61,13 +62,14 @@ class Chain:
             voices_folder,
             policy,
             max_voices=5,
+            **settings,
         )
         handles = {
             **{"Talker" if name == first else f"Talker-{name}": h for name, h in self.talker_handles.items()},
             "Codec": self.codec_handle,
             **{f"Encoder-{name}": handle for name, handle in self.encoder_handles.items()},
         }
-        self.ingress = Ingress(settings, handles, "value")
+        self.ingress = Ingress(ingress_settings, handles, "value")
         self.app = self.ingress.build_http_app()
 
     def _talker(self, name, folder):
@@ -100,7 +102,7 @@ class Chain:
 @pytest.fixture
 def open_chain(tmp_path):
     @asynccontextmanager
-    async def opened(talker=None, codec=None, models=None, encoders=None, policy=None):
+    async def opened(talker=None, codec=None, models=None, encoders=None, policy=None, **settings):
         chain = Chain(
             talker or Script(),
             codec or Script(),
@@ -108,6 +110,7 @@ def open_chain(tmp_path):
             encoders or {},
             tmp_path / "voices",
             policy or FetchPolicy(),
+            settings,
         )
         try:
             async with chain.app.router.lifespan_context(chain.app):
