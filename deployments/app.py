@@ -49,6 +49,7 @@ def build_app(args: AppArgs) -> Application:
             voices_folder=args.voices.path,
             max_voices=args.voices.max_voices,
             fetch=args.reference.fetch_policy,
+            voice_aliases=args.voice_aliases,
         ),
         {**talkers, **codecs, **encoders},
         args.transport.codec_to_ingress,

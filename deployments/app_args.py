@@ -18,6 +18,7 @@ from pydantic import (
     IPvAnyNetwork,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -34,6 +35,7 @@ _ROOT = Path(__file__).parents[1]
 _FETCH = FetchPolicy()
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+VoiceName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TransportArgs(BaseModel):
@@ -177,6 +179,7 @@ class AppArgs(ModelArgs):
     models: the served checkpoints; a request that names none gets the first. Without it the keys of
         `ModelArgs` here describe the one model; beside it they are what its models leave out.
     device: "auto", "cpu", or "cuda[:index]", for talkers and codecs.
+    voice_aliases: other names that requests may use, each with the voice it means.
     """
 
     checkpoint: str = ""
@@ -185,6 +188,15 @@ class AppArgs(ModelArgs):
     transport: TransportArgs = TransportArgs()
     reference: ReferenceArgs = ReferenceArgs()
     voices: VoicesArgs = VoicesArgs()
+    voice_aliases: dict[VoiceName, VoiceName] = {}
+
+    @field_validator("voice_aliases")
+    @classmethod
+    def _check_aliases(cls, aliases: dict[str, str]) -> dict[str, str]:
+        counts = Counter(alias.lower() for alias in aliases)
+        if twice := [alias for alias, count in counts.items() if count > 1]:
+            raise ValueError(f"upper and lower case are one name; twice: {', '.join(twice)}")
+        return aliases
 
     @model_validator(mode="before")
     @classmethod

@@ -7,6 +7,7 @@ from typing import Any
 
 from deployments.served_models import ServedModel, ServedModels
 from deployments.tasks import TASK_TYPES
+from deployments.voice_aliases import VoiceAliases
 from qwen3tts_core.audio.voice_store import VoiceRecord
 
 
@@ -26,9 +27,9 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
 
 
 def describe_voices(
-    models: ServedModels, records: Sequence[VoiceRecord], only: ServedModel | None
+    models: ServedModels, records: Sequence[VoiceRecord], only: ServedModel | None, aliases: VoiceAliases
 ) -> dict[str, Any]:
-    """Built-in voices, then uploaded ones, each with the models that speak with it.
+    """Built-in voices, uploaded ones, and aliases of those, each with the models that speak with it.
 
     only: this model's alone. The default voice and the languages are that model's, or the default model's.
     """
@@ -49,6 +50,12 @@ def describe_voices(
     data = list(built_in.values())
     if cloning:
         data += [describe_voice(record, cloning) for record in records]
+    by_name = {voice["id"].lower(): voice for voice in data}
+    data += [
+        {**by_name[voice.lower()], "id": alias, "alias_of": by_name[voice.lower()]["id"]}
+        for alias, voice in aliases.items()
+        if voice.lower() in by_name
+    ]
     chosen = (only or models.default).frontend
     return {
         "object": "list",

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base6
 from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel, ServedModels
 from deployments.speech import SpeechCall, SpeechParts
+from deployments.voice_aliases import VoiceAliases, check_no_upload_is_hidden
 from deployments.voices import UPLOAD_OPENAPI, NamedVoices
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
 from qwen3tts_core.errors import InvalidRequest, UnknownVoice
@@ -55,12 +56,14 @@ class IngressModel:
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
-    fetch: what clips may be fetched, and how large they and uploaded ones may be."""
+    fetch: what clips may be fetched, and how large they and uploaded ones may be.
+    voice_aliases: other names of voices."""
 
     models: tuple[IngressModel, ...]
     voices_folder: Path
     fetch: FetchPolicy
     max_voices: int = DEFAULT_MAX_VOICES
+    voice_aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 class Ingress:
@@ -81,6 +84,7 @@ class Ingress:
             for model in settings.models
         ]
         self._voices: NamedVoices | None = None
+        self._aliases = VoiceAliases(settings.voice_aliases)
         cloners = self._open_cloners(settings, frontends, handles)
         self._models = ServedModels(
             [
@@ -95,7 +99,7 @@ class Ingress:
         )
         self._bodies = BodyReader()
         max_body_bytes = SMALL_BODY_BYTES + (max_base64_bytes(settings.fetch.max_bytes) if cloners else 0)
-        self._parts = SpeechParts(self._models, self._bodies, max_body_bytes)
+        self._parts = SpeechParts(self._models, self._bodies, max_body_bytes, self._aliases)
         self._readiness = Readiness({name: bind_ask(handle, "ready") for name, handle in handles.items()})
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 
@@ -108,7 +112,8 @@ class Ingress:
             return {}
         fetcher = ReferenceFetcher(settings.fetch)
         built_in = [name for frontend in frontends for name in frontend.voices]
-        store = VoiceStore(settings.voices_folder, built_in, settings.max_voices)
+        store = VoiceStore(settings.voices_folder, [*built_in, *self._aliases], settings.max_voices)
+        check_no_upload_is_hidden(self._aliases, [record.name for record in store.records()])
         self._voices = NamedVoices(store, next(iter(encoders.values())), settings.fetch.max_bytes)
         return {name: VoiceCloner(encoder, fetcher, store) for name, encoder in encoders.items()}
 
@@ -147,7 +152,7 @@ class Ingress:
         """Every voice; with `?model=`, that model's. Built-in and uploaded, the default, the languages."""
         only = None if model is None else self._models.find(model)
         records = [] if self._voices is None else await self._voices.records()
-        return JSONResponse(describe_voices(self._models, records, only))
+        return JSONResponse(describe_voices(self._models, records, only, self._aliases))
 
     async def upload_voice(self, request: Request) -> JSONResponse:
         """Name a clip's voice, or give a name another clip."""

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.app_args import AppArgs, ModelArgs
+from deployments.voice_aliases import check_voice_aliases
 from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig
 from qwen3tts_core.model.checkpoint import CODEC_FILES, CONFIG_FILES, resolve_checkpoint
 from qwen3tts_core.model.codec_files import FileHashes, codec_digest
+from qwen3tts_core.text.voices import list_speakers
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +40,15 @@ class PlannedModel:
 def plan_app(args: AppArgs, resolve: Resolve = resolve_checkpoint) -> tuple[PlannedModel, ...]:
     """The models in their order. Fetches what tells kinds and codecs apart, where that isn't here yet.
 
-    Raises CheckpointMismatch.
+    Raises CheckpointMismatch, or ValueError for voice aliases that don't fit the models.
     """
     models = args.served
     files = CODEC_FILES if len(models) > 1 else CONFIG_FILES
     folders = [resolve(model.checkpoint_path, files) for model in models]
-    is_base = [CheckpointConfig.from_checkpoint(folder).model_type == "base" for folder in folders]
+    configs = [CheckpointConfig.from_checkpoint(folder) for folder in folders]
+    is_base = [config.model_type == "base" for config in configs]
+    built_in = [name for config in configs for name in list_speakers(config)]
+    check_voice_aliases(args.voice_aliases, built_in, clones=any(is_base))
     talkers = _names("Talker", models, range(len(models)))
     codecs = _names("Codec", models, _codec_keys(models, folders))
     encoders = _names(

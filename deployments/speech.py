@@ -34,6 +34,7 @@ from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
+from deployments.voice_aliases import VoiceAliases
 from qwen3tts_core.errors import EngineFault
 from qwen3tts_core.streaming.pcm import num_pcm_bytes
 from qwen3tts_core.types import AudioChunk, SpeechRequest
@@ -48,6 +49,7 @@ class SpeechParts(NamedTuple):
     models: ServedModels
     bodies: BodyReader
     max_body_bytes: int
+    voice_aliases: VoiceAliases
 
 
 class SpeechCall(Response):
@@ -91,6 +93,7 @@ class SpeechCall(Response):
         """What is asked for, and of which model; on a Base model, the clip turned into a voice."""
         async with self._parts.bodies.hold(self._request, self._parts.max_body_bytes) as parts:
             body = parse_speech_body(await _read_json(self._request, parts))
+            body = self._parts.voice_aliases.apply(body)
             self._take(self._parts.models.find(body.model))
             if self._model.cloner is None:
                 return body, None

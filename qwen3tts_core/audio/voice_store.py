@@ -73,6 +73,11 @@ class StoredVoice:
         return ReferenceVoice(key, self.x_vector, self.codes if in_context else b"")
 
 
+def is_voice_name(name: str) -> bool:
+    """Whether an uploaded voice may be called so."""
+    return _NAME.fullmatch(name) is not None
+
+
 class VoiceStore:
     """Put, get, list and delete voices by name; upper and lower case are one name.
 
