@@ -27,6 +27,22 @@ TINY = str(ROOT / "checkpoints" / "tiny")
 GOLDEN = ROOT / "tests" / "parity" / "golden" / "seed0"
 
 
+@pytest.fixture
+def make_checkpoint(tmp_path):
+    """A golden variant with its own codec or another's, in a folder of that name; links, so nothing is copied."""
+
+    def make(name, variant, codec=None):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in (GOLDEN / variant).iterdir():
+            if file.is_file():
+                (folder / file.name).symlink_to(file)
+        (folder / "speech_tokenizer").symlink_to(GOLDEN / (codec or variant) / "speech_tokenizer")
+        return str(folder)
+
+    return make
+
+
 class Chain:
     """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 

@@ -6,29 +6,32 @@ import yaml
 from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as build_graph
 
-from deployments import app
+from deployments import app, plan
 from deployments.app import AppArgs, build_app
 from deployments.plan import plan_app
 from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.model.checkpoint import CHECKPOINTS
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "serve_configs").glob("*.yaml"))
 
 
-GOLDEN = ROOT / "tests" / "parity" / "golden" / "seed0"
-
-
 @pytest.fixture(autouse=True)
-def _published_checkpoints_are_here(monkeypatch):
-    """No downloads: a published name means the tiny checkpoint of its kind."""
+def _published_checkpoints_are_here(monkeypatch, make_checkpoint, tmp_path):
+    """No downloads: a published name means the tiny checkpoint of its kind, all with one codec."""
+    folders = {
+        kind: make_checkpoint(kind, kind, "base") for kind in ("custom_voice_large", "voice_design", "base")
+    }
 
     def resolve(name, files):
         assert "config.json" in files
-        kinds = {"Base": "base", "base": "base", "VoiceDesign": "voice_design", "voicedesign": "voice_design"}
-        kind = next((kinds[mark] for mark in kinds if mark in name), "custom_voice_large")
-        return Path(name) if Path(name).is_absolute() else GOLDEN / kind
+        if Path(name).is_absolute():
+            return Path(name)
+        kind = CHECKPOINTS.get(name, name).rpartition("-")[2]
+        return Path(folders[{"Base": "base", "VoiceDesign": "voice_design"}.get(kind, "custom_voice_large")])
 
     monkeypatch.setattr(app, "plan_app", partial(plan_app, resolve=resolve))
+    monkeypatch.setattr(plan, "HASHES", tmp_path / "hashes.json")
 
 
 def graph_of(args):

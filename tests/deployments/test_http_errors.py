@@ -26,6 +26,7 @@ EXAMPLES = [
     (errors.VoiceNameTaken("Vivian"), 409, "voice_name_taken", "name"),
     (errors.InvalidReferenceAudio("silent"), 400, "invalid_reference_audio", "ref_audio"),
     (errors.Overloaded("full"), 503, "overloaded", None),
+    (errors.FirstAudioTimeout(30.0), 504, "first_audio_timeout", None),
     (errors.StreamCancelled(), 499, "cancelled", None),
     (errors.EngineFault("page 7"), 500, "internal_error", None),
     (errors.InvalidCodes("page 7"), 500, "internal_error", None),

@@ -1,7 +1,6 @@
 """Several checkpoints in one app: what each gets, what they share, and what they are called."""
 
 import dataclasses
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,28 +13,10 @@ from deployments.app_args import AppArgs
 from deployments.plan import plan_app, shared_codec_engine
 from qwen3tts_core.config import CodecEngineConfig
 
-GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "seed0"
-
 
 @pytest.fixture(autouse=True)
 def _own_memory_of_hashes(monkeypatch, tmp_path):
     monkeypatch.setattr(plan, "HASHES", tmp_path / "hashes.json")
-
-
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A golden variant's files with another one's codec; links, so that nothing is copied."""
-
-    def make(name, variant, codec=None):
-        folder = tmp_path / name
-        folder.mkdir()
-        for file in (GOLDEN / variant).iterdir():
-            if file.is_file():
-                (folder / file.name).symlink_to(file)
-        shutil.copytree(GOLDEN / (codec or variant) / "speech_tokenizer", folder / "speech_tokenizer")
-        return str(folder)
-
-    return make
 
 
 def args_of(*models, **others):
@@ -137,9 +118,9 @@ def test_a_published_checkpoint_answers_to_its_short_name_and_its_hub_id(checkpo
 
 
 # ---------------------------------------------------------------- what is shared
-def test_models_share_a_codec_when_its_files_and_settings_are_the_same(checkpoint):
-    one, two = checkpoint("one", "custom_voice_large", codec="base"), checkpoint("two", "base")
-    other = checkpoint("other", "voice_design")
+def test_models_share_a_codec_when_its_files_and_settings_are_the_same(make_checkpoint):
+    one, two = make_checkpoint("one", "custom_voice_large", codec="base"), make_checkpoint("two", "base")
+    other = make_checkpoint("other", "voice_design")
     models = plan_app(args_of(one, two, other))
     assert [model.codec for model in models] == ["Codec-one", "Codec-one", "Codec-other"]
     assert len({model.talker for model in models}) == 3
@@ -154,14 +135,14 @@ def test_models_share_a_codec_when_its_files_and_settings_are_the_same(checkpoin
         assert [model.codec for model in apart] == ["Codec-one", "Codec-two"], setting
 
 
-def test_one_codec_for_all_is_called_codec(checkpoint):
+def test_one_codec_for_all_is_called_codec(make_checkpoint):
     models = plan_app(
-        args_of(checkpoint("one", "custom_voice_large", codec="base"), checkpoint("two", "base"))
+        args_of(make_checkpoint("one", "custom_voice_large", codec="base"), make_checkpoint("two", "base"))
     )
     assert {model.codec for model in models} == {"Codec"}
 
 
-def test_a_shared_codec_has_the_rows_of_all_and_buckets_that_follow(checkpoint):
+def test_a_shared_codec_has_the_rows_of_all_and_buckets_that_follow(make_checkpoint):
     args = args_of(
         {"checkpoint": "a", "talker": {"num_slots": 4, "max_queued": 1}},
         {"checkpoint": "b", "codec": {"num_rows": 7}},
@@ -173,14 +154,14 @@ def test_a_shared_codec_has_the_rows_of_all_and_buckets_that_follow(checkpoint):
     assert shared_codec_engine(chosen.served[:1]).batch_buckets == (1, 3)
 
 
-def test_a_shared_deterministic_codec_is_deterministic(checkpoint):
+def test_a_shared_deterministic_codec_is_deterministic(make_checkpoint):
     args = args_of("a", "b", deterministic=True, codec={"num_rows": 3})
     engine = shared_codec_engine(args.served)
     assert engine == dataclasses.replace(CodecEngineConfig(num_rows=6), deterministic=True)
 
 
-def test_one_base_checkpoint_under_two_names_has_one_encoder(checkpoint):
-    base, other = checkpoint("base", "base"), checkpoint("other", "base")
+def test_one_base_checkpoint_under_two_names_has_one_encoder(make_checkpoint):
+    base, other = make_checkpoint("base", "base"), make_checkpoint("other", "base")
     models = plan_app(args_of(base, {"checkpoint": base, "model_name": "exact", "deterministic": True}))
     assert [model.encoder for model in models] == ["ReferenceEncoder"] * 2
     assert [model.encoder for model in plan_app(args_of(base, other))] == [
@@ -189,8 +170,8 @@ def test_one_base_checkpoint_under_two_names_has_one_encoder(checkpoint):
     ]
 
 
-def test_deployment_names_fit_files_and_never_meet(checkpoint):
-    folder = checkpoint("x", "custom_voice_large")
+def test_deployment_names_fit_files_and_never_meet(make_checkpoint):
+    folder = make_checkpoint("x", "custom_voice_large")
     names = ("Qwen/Qwen3-TTS-1.7B", "mine/Qwen3-TTS-1.7B", "voix française#1", "..", "Qwen3-TTS-1.7B-2")
     models = plan_app(args_of(*({"checkpoint": folder, "model_name": name} for name in names)))
     assert [model.talker for model in models] == [
@@ -203,11 +184,11 @@ def test_deployment_names_fit_files_and_never_meet(checkpoint):
 
 
 # ---------------------------------------------------------------- the graph
-def test_all_talkers_start_before_all_codecs(checkpoint):
+def test_all_talkers_start_before_all_codecs(make_checkpoint):
     args = args_of(
-        checkpoint("one", "custom_voice_large"),
-        checkpoint("two", "base"),
-        checkpoint("three", "voice_design"),
+        make_checkpoint("one", "custom_voice_large"),
+        make_checkpoint("two", "base"),
+        make_checkpoint("three", "voice_design"),
     )
     assert list(graph_of(args)) == [
         *("Talker-one", "Talker-two", "Talker-three"),
@@ -216,17 +197,19 @@ def test_all_talkers_start_before_all_codecs(checkpoint):
     ]
 
 
-def test_a_reference_encoder_is_bound_for_base_checkpoints_alone(checkpoint):
-    assert "ReferenceEncoder" not in graph_of(AppArgs(checkpoint=checkpoint("large", "custom_voice_large")))
-    graph = graph_of(AppArgs(checkpoint=checkpoint("base", "base")))
+def test_a_reference_encoder_is_bound_for_base_checkpoints_alone(make_checkpoint):
+    assert "ReferenceEncoder" not in graph_of(
+        AppArgs(checkpoint=make_checkpoint("large", "custom_voice_large"))
+    )
+    graph = graph_of(AppArgs(checkpoint=make_checkpoint("base", "base")))
     assert list(graph) == ["Talker", "Codec", "ReferenceEncoder", "Ingress"]
     assert graph["ReferenceEncoder"].max_ongoing_requests > 8
 
 
-def test_a_shared_codec_lets_through_what_all_its_talkers_admit(checkpoint):
+def test_a_shared_codec_lets_through_what_all_its_talkers_admit(make_checkpoint):
     args = args_of(
-        checkpoint("one", "custom_voice_large", codec="base"),
-        checkpoint("two", "base"),
+        make_checkpoint("one", "custom_voice_large", codec="base"),
+        make_checkpoint("two", "base"),
         talker={"num_slots": 30, "max_queued": 20},
     )
     graph = graph_of(args)
