@@ -122,6 +122,11 @@ def wait_until_ready(serve: subprocess.Popen[bytes], address: Address) -> bool:
 
 def speak_once(address: Address) -> None:
     """One sentence into a file, and the command that does the same."""
+    with urllib.request.urlopen(f"{address.url}/v1/models", timeout=60) as answer:
+        model = json.load(answer)["data"][0]
+    if model["task_type"] == "Base":
+        _say(f'{model["id"]} speaks with the voice of a clip: README, "Voice clone", has the commands')
+        return
     body = json.dumps(HELLO)
     request = urllib.request.Request(
         f"{address.url}/v1/audio/speech", body.encode(), {"Content-Type": "application/json"}
