@@ -50,6 +50,7 @@ def build_app(args: AppArgs) -> Application:
             max_voices=args.voices.max_voices,
             fetch=args.reference.fetch_policy,
             voice_aliases=args.voice_aliases,
+            first_audio_timeout_s=args.first_audio_timeout_s,
         ),
         {**talkers, **codecs, **encoders},
         args.transport.codec_to_ingress,

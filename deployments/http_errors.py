@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 
 from deployments.handles import root_cause
 from qwen3tts_core.errors import (
+    FirstAudioTimeout,
     InvalidReferenceAudio,
     InvalidRequest,
     Overloaded,
@@ -56,6 +57,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     BackPressureError: _Row(503, "server_error", "overloaded", _OVERLOADED_TEXT),
     DeploymentUnavailableError: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
     RayActorError: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
+    FirstAudioTimeout: _Row(504, "server_error", "first_audio_timeout"),
     StreamCancelled: _Row(499, "server_error", "cancelled", "the request was cancelled"),
     ClientDisconnect: _Row(499, "server_error", "cancelled", "the client left before its body was read"),
     BaseException: _Row(500, "server_error", "internal_error", _FAULT_TEXT),

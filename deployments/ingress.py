@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from deployments.bodies import SMALL_BODY_BYTES, BodyReader
 from deployments.catalogue import describe_model, describe_voice, describe_voices
 from deployments.clone import ClipEncoder, VoiceCloner
+from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.edge import Edge, request_id_of
 from deployments.frontend import Frontend
 from deployments.handles import Transport, bind_ask, bind_stream
@@ -57,13 +58,14 @@ class IngressModel:
 class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
     fetch: what clips may be fetched, and how large they and uploaded ones may be.
-    voice_aliases: other names of voices."""
+    voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit."""
 
     models: tuple[IngressModel, ...]
     voices_folder: Path
     fetch: FetchPolicy
     max_voices: int = DEFAULT_MAX_VOICES
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
+    first_audio_timeout_s: float = FIRST_AUDIO_TIMEOUT_S
 
 
 class Ingress:
@@ -99,7 +101,9 @@ class Ingress:
         )
         self._bodies = BodyReader()
         max_body_bytes = SMALL_BODY_BYTES + (max_base64_bytes(settings.fetch.max_bytes) if cloners else 0)
-        self._parts = SpeechParts(self._models, self._bodies, max_body_bytes, self._aliases)
+        self._parts = SpeechParts(
+            self._models, self._bodies, max_body_bytes, self._aliases, settings.first_audio_timeout_s
+        )
         self._readiness = Readiness({name: bind_ask(handle, "ready") for name, handle in handles.items()})
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 

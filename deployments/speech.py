@@ -28,6 +28,7 @@ from deployments.audio_formats import (
     sse_event,
 )
 from deployments.bodies import BodyReader, content_type_of
+from deployments.deadline import FirstAudioDeadline
 from deployments.frontend import Clone, PreparedSpeech
 from deployments.handles import ItemStream
 from deployments.http_errors import describe
@@ -50,6 +51,7 @@ class SpeechParts(NamedTuple):
     bodies: BodyReader
     max_body_bytes: int
     voice_aliases: VoiceAliases
+    first_audio_timeout_s: float
 
 
 class SpeechCall(Response):
@@ -60,6 +62,7 @@ class SpeechCall(Response):
         self._parts = parts
         self._request = request
         self._request_id = request_id
+        self._deadline = FirstAudioDeadline(parts.first_audio_timeout_s)
         self._take(parts.models.default)
 
     def _take(self, model: ServedModel) -> None:
@@ -80,7 +83,8 @@ class SpeechCall(Response):
                 streamed=body.is_streaming,
             )
             async with aclosing(self._chunks(prepared.request, record)) as chunks:
-                first = await anext(chunks)
+                async with self._deadline.waiting():
+                    first = await anext(chunks)
                 headers = self._speech_headers(body, prepared)
                 if body.is_streaming:
                     await _start(send, headers)
@@ -98,7 +102,8 @@ class SpeechCall(Response):
             if self._model.cloner is None:
                 return body, None
             self._model.frontend.check(body)
-            clone = await self._model.cloner.find(body)
+            async with self._deadline.waiting():
+                clone = await self._model.cloner.find(body)
         return body.model_copy(update={"ref_audio": None}), clone  # megabytes that nobody needs any more
 
     async def _prepare(self, body: SpeechBody, clone: Clone | None) -> PreparedSpeech:

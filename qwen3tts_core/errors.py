@@ -9,6 +9,7 @@
     │  ├─ VoiceNameTaken         -> 409
     │  └─ InvalidReferenceAudio
     ├─ Overloaded                nobody's fault; carries retry_after_s
+    ├─ FirstAudioTimeout         no audio by the deadline; what was started is freed
     ├─ StreamCancelled           the caller left; not an error to log
     └─ EngineFault               ours
        ├─ InvalidCodes
@@ -114,6 +115,17 @@ class Overloaded(TTSError):
 
     def __str__(self) -> str:
         return f"{self.what}; retry after {self.retry_after_s:g} s"
+
+
+class FirstAudioTimeout(TTSError):
+    """A request had no audio by its deadline, and was given up."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"no audio within {self.timeout_s:g} s; the request was given up"
 
 
 class StreamCancelled(TTSError):

@@ -16,6 +16,7 @@ EXAMPLES = {
     "VoiceNameTaken": ("vivian", "name"),
     "InvalidReferenceAudio": ("the clip is silent", "ref_audio"),
     "Overloaded": ("the talker is full", 2.5),
+    "FirstAudioTimeout": (30.0,),
     "StreamCancelled": (),
     "EngineFault": ("page table is full",),
     "InvalidCodes": ("code 4096 is beyond 2047",),

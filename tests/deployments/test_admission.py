@@ -1,0 +1,95 @@
+"""Beyond what the engines hold: refused at once, or given up at the deadline; the rest doesn't notice."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from tests.clips import as_base64, wav_clip
+from tests.fakes import FakeReferenceEncoder, Script, until
+
+SPEECH = "/v1/audio/speech"
+NUM_ADMITTED = 40
+
+
+def speak(chain, **fields):
+    body = json.dumps({"input": "Hello there.", "seed": 3, "response_format": "pcm", **fields}).encode()
+    return chain.call("POST", SPEECH, body, content_type="application/json")
+
+
+def error_of(call):
+    return json.loads(call.body)["error"]
+
+
+# ---------------------------------------------------------------- beyond slots and queue
+async def test_a_burst_beyond_the_limit_is_refused_at_once_and_frees_everything(open_chain):
+    """known_faults row 26: no queue without a bound; health and running streams don't notice."""
+    slow = Script(num_frames=2000, seconds_per_item=0.02, capacity=8)
+    async with open_chain(talker=slow) as chain:
+        await until(lambda: not chain.ingress._readiness.problems())
+        running = [speak(chain, stream=True, max_new_tokens=2000) for _ in range(8)]
+        await until(lambda: chain.talker_engine.stats().num_active == 8)
+        burst = [speak(chain, stream=bool(number % 2)) for number in range(100)]
+        health = chain.call("GET", "/health")
+        for call in burst:
+            await call.finish()
+            assert (call.status, error_of(call)["code"]) == (503, "overloaded")
+            assert int(call.headers["retry-after"]) >= 1
+        assert not any(call.task.done() for call in running), "the refused waited for room"
+        assert (await health.finish()).status == 200
+        whole = await running[0].finish()
+        assert (whole.status, len(whole.body)) == (200, 2000 * 3840)
+        for call in running[1:]:
+            await call.leave()
+        await until(lambda: chain.num_held == 0)
+        assert (await speak(chain, max_new_tokens=5).finish()).status == 200
+
+
+async def test_as_many_as_the_limit_are_all_served(open_chain):
+    """known_faults row 27: what is advertised is served, without one error."""
+    async with open_chain(talker=Script(num_frames=5, capacity=NUM_ADMITTED)) as chain:
+        for _ in range(3):
+            calls = [speak(chain, seed=seed, stream=bool(seed % 2)) for seed in range(NUM_ADMITTED)]
+            assert {(await call.finish()).status for call in calls} == {200}
+            await until(lambda: chain.num_held == 0)
+
+
+# ---------------------------------------------------------------- the deadline
+@pytest.mark.parametrize("slow", ["talker", "codec"])
+@pytest.mark.parametrize("mode", [{}, {"stream": True}, {"stream_format": "sse"}])
+async def test_no_audio_by_the_deadline_is_a_504_that_frees_everything(open_chain, slow, mode):
+    script = Script(num_frames=60, seconds_per_item=0.6)
+    async with open_chain(**{slow: script}, first_audio_timeout_s=0.15) as chain:
+        began = time.perf_counter()
+        call = await speak(chain, **mode).finish()
+        assert time.perf_counter() - began < 0.5
+        assert (call.status, error_of(call)["code"]) == (504, "first_audio_timeout")
+        assert "0.15 s" in error_of(call)["message"]
+        assert error_of(call)["type"] == "server_error"
+        await until(lambda: chain.num_held == 0)
+
+
+async def test_the_deadline_is_for_the_first_audio_alone(open_chain):
+    async with open_chain(
+        talker=Script(num_frames=60, seconds_per_item=0.1), first_audio_timeout_s=0.3
+    ) as chain:
+        for mode in ({}, {"stream": True}):
+            call = await speak(chain, **mode).finish()
+            assert (call.status, len(call.body)) == (200, 60 * 3840)
+
+
+async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base):
+    encoder = FakeReferenceEncoder(seconds=0.5)
+    clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
+    async with open_base(encoder=encoder, first_audio_timeout_s=0.15) as chain:
+        call = await speak(chain, **clone).finish()
+        assert (call.status, error_of(call)["code"]) == (504, "first_audio_timeout")
+        assert chain.talker_engine.requests == []
+        await asyncio.sleep(0.5)
+        assert (await speak(chain, **clone).finish()).status == 200, "what was encoded meanwhile is kept"
+
+
+async def test_0_is_no_deadline(open_chain):
+    async with open_chain(talker=Script(seconds_per_item=0.2), first_audio_timeout_s=0) as chain:
+        assert (await speak(chain).finish()).status == 200
