@@ -8,12 +8,14 @@ No `from __future__ import annotations` here: Serve validates the YAML's args on
 annotation is a real class, and would pass an unchecked dict otherwise.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
+from deployments.api_keys import read_key_hashes
 from deployments.app_args import AppArgs, TransportArgs
 from deployments.codec import Codec, CodecSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
@@ -23,6 +25,8 @@ from deployments.talker import Talker, TalkerSettings
 
 __all__ = ["AppArgs", "TransportArgs", "build_app"]
 
+API_KEYS_VARIABLE = "QWEN3TTS_API_KEYS"
+"""Keys separated by commas, beside those of `api_keys_file`, in the environment that starts Ray."""
 _SPARE_CALLS = 16
 """Calls beside the requests that must always get through: readiness, stats, refusals on their way out."""
 _INGRESS_CALLS = 10_000
@@ -51,6 +55,7 @@ def build_app(args: AppArgs) -> Application:
             fetch=args.reference.fetch_policy,
             voice_aliases=args.voice_aliases,
             first_audio_timeout_s=args.first_audio_timeout_s,
+            api_key_hashes=_api_key_hashes(args),
         ),
         {**talkers, **codecs, **encoders},
         args.transport.codec_to_ingress,
@@ -92,6 +97,14 @@ def _ingress_model(model: PlannedModel) -> IngressModel:
         codec=model.codec,
         encoder=model.encoder,
         aliases=own.aliases,
+    )
+
+
+def _api_key_hashes(args: AppArgs) -> tuple[bytes, ...]:
+    """Keys end here: replicas get their hashes alone. Raises ValueError, OSError."""
+    file = args.api_keys_file
+    return read_key_hashes(
+        None if file is None else file.expanduser(), os.environ.get(API_KEYS_VARIABLE), API_KEYS_VARIABLE
     )
 
 

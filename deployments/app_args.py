@@ -180,6 +180,7 @@ class AppArgs(ModelArgs):
     models: the served checkpoints; a request that names none gets the first. Without it the keys of
         `ModelArgs` here describe the one model; beside it they are what its models leave out.
     device: "auto", "cpu", or "cuda[:index]", for talkers and codecs.
+    api_keys_file: one key a line; requests must then bring one of them, or one of the environment's.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
     voice_aliases: other names that requests may use, each with the voice it means.
     """
@@ -191,6 +192,7 @@ class AppArgs(ModelArgs):
     reference: ReferenceArgs = ReferenceArgs()
     voices: VoicesArgs = VoicesArgs()
     voice_aliases: dict[VoiceName, VoiceName] = {}
+    api_keys_file: Path | None = None
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
 
     @field_validator("voice_aliases")

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 
 from deployments.handles import root_cause
 from qwen3tts_core.errors import (
+    EncoderUnavailable,
     FirstAudioTimeout,
     InvalidReferenceAudio,
     InvalidRequest,
@@ -52,6 +53,7 @@ _TABLE: dict[type[BaseException], _Row] = {
     UnknownLanguage: _Row(400, "invalid_request_error", "unknown_language"),
     UnknownModel: _Row(404, "invalid_request_error", "model_not_found"),
     VoiceNameTaken: _Row(409, "invalid_request_error", "voice_name_taken"),
+    EncoderUnavailable: _Row(400, "invalid_request_error", "encoder_unavailable"),
     InvalidReferenceAudio: _Row(400, "invalid_request_error", "invalid_reference_audio"),
     Overloaded: _Row(503, "server_error", "overloaded"),
     BackPressureError: _Row(503, "server_error", "overloaded", _OVERLOADED_TEXT),
@@ -64,6 +66,7 @@ _TABLE: dict[type[BaseException], _Row] = {
 }
 
 _HTTP_CODES = {
+    401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
     413: "body_too_large",

@@ -18,6 +18,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from deployments.api_keys import ApiKeys
 from deployments.bodies import SMALL_BODY_BYTES, BodyReader
 from deployments.catalogue import describe_model, describe_voice, describe_voices
 from deployments.clone import ClipEncoder, VoiceCloner
@@ -58,7 +59,8 @@ class IngressModel:
 class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
     fetch: what clips may be fetched, and how large they and uploaded ones may be.
-    voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit."""
+    voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit.
+    api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in."""
 
     models: tuple[IngressModel, ...]
     voices_folder: Path
@@ -66,6 +68,7 @@ class IngressSettings:
     max_voices: int = DEFAULT_MAX_VOICES
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     first_audio_timeout_s: float = FIRST_AUDIO_TIMEOUT_S
+    api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 class Ingress:
@@ -104,6 +107,7 @@ class Ingress:
         self._parts = SpeechParts(
             self._models, self._bodies, max_body_bytes, self._aliases, settings.first_audio_timeout_s
         )
+        self._api_key_hashes = settings.api_key_hashes
         self._readiness = Readiness({name: bind_ask(handle, "ready") for name, handle in handles.items()})
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 
@@ -127,7 +131,9 @@ class Ingress:
     def build_http_app(self) -> FastAPI:
         """The whole API as an ASGI app; its lifespan runs the readiness task."""
         app = FastAPI(title="qwen3tts-serve", lifespan=self._lifespan, redirect_slashes=False, redoc_url=None)
-        app.add_middleware(Edge)
+        if self._api_key_hashes:
+            app.add_middleware(ApiKeys, hashes=self._api_key_hashes)
+        app.add_middleware(Edge)  # around everything else: errors of the layers within get its face
         app.add_exception_handler(HTTPException, _http_exception)
         add = app.add_api_route
         add("/v1/audio/speech", self.speech, methods=["POST"], openapi_extra=_speech_openapi())
