@@ -22,6 +22,8 @@ from qwen3tts_core.types import AudioChunk, FinishReason
 
 logger = logging.getLogger(__name__)
 
+Stage = Literal["prepared", "first_audio"]
+"""Body read and turned into a prompt; the engines' first audio in our hands."""
 Outcome = Literal["ok", "rejected", "refused", "cancelled", "failed"]
 
 
@@ -39,6 +41,7 @@ class RequestRecord:
         self.num_chunks = 0
         self._num_bytes = 0
         self._ttfa_s: float | None = None
+        self._stages: dict[Stage, float] = {}
         self.finish: FinishReason | None = None
 
     def note(self, **fields: Any) -> None:
@@ -55,6 +58,28 @@ class RequestRecord:
         """Call after each write that held audio."""
         if self._ttfa_s is None:
             self._ttfa_s = self._clock() - self._accepted_at
+
+    def reached(self, stage: Stage) -> None:
+        """Note when: once for each stage."""
+        self._stages.setdefault(stage, self._clock() - self._accepted_at)
+
+    def timings(self) -> dict[str, float]:
+        """Seconds from the request's acceptance to each stage reached so far, and to now."""
+        so_far: dict[str, float] = dict(self._stages)
+        so_far["total"] = self._clock() - self._accepted_at
+        return {f"{stage}_s": round(seconds, 4) for stage, seconds in so_far.items()}
+
+    def server_timing(self) -> str:
+        """The same in milliseconds, as browsers' tools read it. Source: W3C Server Timing, section 2."""
+        return ", ".join(
+            f"{stage.removesuffix('_s')};dur={1000 * seconds:.1f}"
+            for stage, seconds in self.timings().items()
+        )
+
+    @property
+    def request_id(self) -> str:
+        """As the client knows it."""
+        return str(self._fields["request_id"])
 
     @property
     def audio_s(self) -> float:

@@ -74,6 +74,7 @@ class SpeechCall(Response):
             body, clone = await self._read()
             record.sample_rate_hz = self._codec.sample_rate_hz
             prepared = await self._prepare(body, clone)
+            record.reached("prepared")
             record.note(
                 engine_request_id=prepared.request.request_id,
                 model=self._model.name,
@@ -85,7 +86,8 @@ class SpeechCall(Response):
             async with aclosing(self._chunks(prepared.request, record)) as chunks:
                 async with self._deadline.waiting():
                     first = await anext(chunks)
-                headers = self._speech_headers(body, prepared)
+                record.reached("first_audio")
+                headers = self._speech_headers(body, prepared, record)
                 if body.is_streaming:
                     await _start(send, headers)
                     await self._send_stream(send, body, prepared, record, _prepend(first, chunks))
@@ -147,6 +149,7 @@ class SpeechCall(Response):
         content = header_for(_format(body), self._codec.sample_rate_hz, len(pcm)) + pcm
         headers["content-length"] = str(len(content))
         headers["x-finish-reason"] = str(record.finish)
+        headers["server-timing"] = record.server_timing()
         headers["x-num-frames"] = str(record.num_frames)
         headers["x-audio-seconds"] = f"{record.audio_s:.2f}"
         await _start(send, headers)
@@ -178,13 +181,18 @@ class SpeechCall(Response):
             await _send_part(send, sse_event("speech.audio.done", _done_fields(prepared, record)))
         await send({"type": "http.response.body", "body": b""})
 
-    def _speech_headers(self, body: SpeechBody, prepared: PreparedSpeech) -> dict[str, str]:
+    def _speech_headers(
+        self, body: SpeechBody, prepared: PreparedSpeech, record: RequestRecord
+    ) -> dict[str, str]:
         is_sse = body.stream_format == "sse"
         headers = {
             "content-type": SSE_MEDIA_TYPE if is_sse else MEDIA_TYPES[_format(body)],
             "x-seed": str(prepared.request.seed),
             "x-sample-rate-hz": str(self._codec.sample_rate_hz),
+            "server-timing": record.server_timing(),
         }
+        if record.finish is not None:
+            headers["x-finish-reason"] = record.finish
         if body.is_streaming:
             headers["cache-control"] = "no-store"
             headers["x-accel-buffering"] = "no"  # proxies must pass chunks on as they come
@@ -203,6 +211,8 @@ def _done_fields(prepared: PreparedSpeech, record: RequestRecord) -> dict[str, o
         "num_frames": num_out,
         "audio_seconds": round(record.audio_s, 4),
         "seed": prepared.request.seed,
+        "request_id": record.request_id,
+        "timings": record.timings(),
     }
 
 

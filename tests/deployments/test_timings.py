@@ -1,0 +1,59 @@
+"""What a client learns of its request beside the audio: its id, how it ended, and when what was reached."""
+
+import json
+import re
+
+import pytest
+
+from tests.fakes import Script
+
+SPEECH = "/v1/audio/speech"
+
+
+def speak(chain, **fields):
+    body = json.dumps({"input": "Hello there.", "seed": 3, **fields}).encode()
+    return chain.call("POST", SPEECH, body, content_type="application/json", x_request_id="mine-7").finish()
+
+
+def server_timing(call):
+    parts = [re.fullmatch(r"(\w+);dur=([0-9.]+)", part) for part in call.headers["server-timing"].split(", ")]
+    return {part[1]: float(part[2]) / 1000 for part in parts}
+
+
+async def test_a_whole_body_tells_all_its_times_in_order(open_chain):
+    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.1)) as chain:
+        call = await speak(chain)
+    timing = server_timing(call)
+    assert list(timing) == ["prepared", "first_audio", "total"]
+    assert 0 <= timing["prepared"] <= timing["first_audio"] <= timing["total"]
+    assert timing["first_audio"] >= 0.1  # the first of six items
+    assert timing["total"] >= 0.6
+    assert timing["first_audio"] < 0.75 * timing["total"]
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_streams_header_tells_what_is_known_by_then(open_chain, stream_format):
+    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.1)) as chain:
+        call = await speak(chain, stream=True, stream_format=stream_format)
+    assert server_timing(call)["total"] < 0.6
+    assert "x-finish-reason" not in call.headers
+
+
+async def test_a_stream_of_one_item_knows_its_finish_reason_in_the_header(open_chain):
+    async with open_chain(talker=Script(num_frames=60)) as chain:
+        call = await speak(chain, stream=True, max_new_tokens=1)
+    assert call.headers["x-finish-reason"] == "length"
+
+
+async def test_the_last_event_has_id_finish_reason_and_times(open_chain):
+    """known_faults row 41: what ran into its limit says so, in the last event too."""
+    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.1)) as chain:
+        call = await speak(chain, stream_format="sse", max_new_tokens=40)
+    done = json.loads(call.body.decode().strip().split("\n\n")[-1].split("data: ")[1])
+    assert (done["type"], done["request_id"], done["finish_reason"]) == (
+        "speech.audio.done",
+        "mine-7",
+        "length",
+    )
+    assert list(done["timings"]) == ["prepared_s", "first_audio_s", "total_s"]
+    assert done["timings"]["first_audio_s"] < 0.75 * done["timings"]["total_s"]
