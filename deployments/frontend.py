@@ -1,4 +1,4 @@
-"""A parsed body to a SpeechRequest: names to ids, text to a prompt, limits, sampling.
+"""A parsed body to SpeechRequests, one for each piece of its text: names to ids, text to prompts, limits, sampling.
 
 Small enough to run in the ingress: ids leave here, embeddings are looked up where the weights are.
 Knows the checkpoint's JSON and tokenizer; nothing of HTTP, of Ray, or of tensors.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from deployments.schemas import SpeechBody
 from deployments.tasks import check_task
 from qwen3tts_core.config import CheckpointConfig
-from qwen3tts_core.errors import InvalidRequest
-from qwen3tts_core.text.limits import frame_limit
+from qwen3tts_core.errors import InvalidRequest, TextTooLong
+from qwen3tts_core.text.limits import frame_limit, frame_room
 from qwen3tts_core.text.prompt import (
     CloneReference,
     SpeechText,
@@ -25,11 +26,13 @@ from qwen3tts_core.text.prompt import (
     check_tokenizer,
     text_tokens,
 )
+from qwen3tts_core.text.sentences import LongText, cut_text
 from qwen3tts_core.text.tokenizer import TextTokenizer
 from qwen3tts_core.text.voices import list_languages, list_speakers
-from qwen3tts_core.types import DrawParams, ReferenceVoice, Sampling, SpeechRequest
+from qwen3tts_core.types import DrawParams, PrefillPlan, ReferenceVoice, Sampling, SpeechRequest
 
 _LOWEST_TEMPERATURE = 1e-3
+_LONG_TEXT = LongText()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,23 @@ class Clone:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSpeech:
-    """request: for the Talker. voice: the voice's name, or "". num_text_tokens: of the input alone."""
+    """requests: for the Talker, one for each piece of the text, with one seed and voice. voice: its name, or "".
+    num_text_tokens: of the input alone. max_frames: of all pieces together; None: only each one's own limit."""
 
-    request: SpeechRequest
+    requests: tuple[SpeechRequest, ...]
     voice: str
+    num_text_tokens: int
+    max_frames: int | None = None
+
+    @property
+    def request(self) -> SpeechRequest:
+        """The first piece's; the only one of a short text."""
+        return self.requests[0]
+
+
+class _Utterance(NamedTuple):
+    plan: PrefillPlan
+    max_frames: int
     num_text_tokens: int
 
 
@@ -55,20 +71,29 @@ class Frontend:
     """One checkpoint's text side. max_positions: prompt rows + frames the talker holds for a request."""
 
     def __init__(
-        self, config: CheckpointConfig, tokenizer: TextTokenizer, *, model_name: str, max_positions: int
+        self,
+        config: CheckpointConfig,
+        tokenizer: TextTokenizer,
+        *,
+        model_name: str,
+        max_positions: int,
+        long_text: LongText = _LONG_TEXT,
     ) -> None:
         check_tokenizer(config, tokenizer)
         self.config = config
         self.model_name = model_name
         self._tokenizer = tokenizer
         self._max_positions = max_positions
+        self._long_text = long_text
 
     @classmethod
-    def from_checkpoint(cls, folder: Path, *, model_name: str, max_positions: int) -> Frontend:
+    def from_checkpoint(
+        cls, folder: Path, *, model_name: str, max_positions: int, long_text: LongText = _LONG_TEXT
+    ) -> Frontend:
         """Raises CheckpointMismatch."""
         config = CheckpointConfig.from_checkpoint(folder)
         tokenizer = TextTokenizer.from_checkpoint(folder)
-        return cls(config, tokenizer, model_name=model_name, max_positions=max_positions)
+        return cls(config, tokenizer, model_name=model_name, max_positions=max_positions, long_text=long_text)
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -85,6 +110,7 @@ class Frontend:
 
     def check(self, body: SpeechBody) -> None:
         """Refuse what needs no clip to be refused. Raises InvalidRequest and its kinds."""
+        self._check_length(body)
         check_task(body, self.model_name, self.config.model_type)
         reference = None
         if self.config.model_type == "base":
@@ -96,6 +122,7 @@ class Frontend:
 
         Raises InvalidRequest and its kinds; nothing has been started by then.
         """
+        self._check_length(body)
         reference = None
         if clone is None:
             check_task(body, self.model_name, self.config.model_type)
@@ -104,26 +131,52 @@ class Frontend:
             reference = CloneReference(clone.transcript, num_frames)
         speech = self._speech(body, reference)
         check_speech(self.config, speech)
+        texts = cut_text(speech.text, self._long_text)
+        is_long = len(texts) > 1
+        pieces = [self._plan(replace(speech, text=text), body.max_new_tokens, is_long) for text in texts]
+        request_id = uuid.uuid4().hex  # never the client's own id: two requests may share that
+        sampling = _sampling(body, self.config.sampling)
+        seed = secrets.randbits(63) if body.seed is None else body.seed
+        requests = [
+            SpeechRequest(
+                request_id=f"{request_id}.{number}" if number else request_id,
+                plan=piece.plan,
+                sampling=sampling,
+                seed=seed,
+                max_frames=piece.max_frames,
+                piece=number,
+                reference=None if clone is None else clone.voice,
+                model=self.model_name,
+            )
+            for number, piece in enumerate(pieces)
+        ]
+        return PreparedSpeech(
+            requests=tuple(requests),
+            voice=(speech.voice or "").lower() if clone is None else clone.name,
+            num_text_tokens=sum(piece.num_text_tokens for piece in pieces),
+            max_frames=body.max_new_tokens if is_long else None,
+        )
+
+    def _check_length(self, body: SpeechBody) -> None:
+        length, limit = len(body.input), self._long_text.max_chars
+        if length > limit:
+            raise TextTooLong(length, limit, "input", "characters")
+
+    def _plan(self, speech: SpeechText, max_new_tokens: int | None, is_piece: bool) -> _Utterance:
+        """is_piece: the caller's limit is for the whole text, so no piece needs room for all of it."""
         num_text_tokens = len(text_tokens(self._tokenizer, speech.text))
         plan = build_plan(self.config, self._tokenizer, speech)
+        if is_piece and max_new_tokens is not None:
+            room = frame_room(self.config, plan.num_rows, self._max_positions)
+            max_new_tokens = min(max_new_tokens, room)
         max_frames = frame_limit(
             self.config,
             num_text_tokens=num_text_tokens,
             num_rows=plan.num_rows,
             max_positions=self._max_positions,
-            max_new_tokens=body.max_new_tokens,
+            max_new_tokens=max_new_tokens,
         )
-        request = SpeechRequest(
-            request_id=uuid.uuid4().hex,  # never the client's own id: two requests may share that
-            plan=plan,
-            sampling=_sampling(body, self.config.sampling),
-            seed=secrets.randbits(63) if body.seed is None else body.seed,
-            max_frames=max_frames,
-            reference=None if clone is None else clone.voice,
-            model=self.model_name,
-        )
-        name = (speech.voice or "").lower() if clone is None else clone.name
-        return PreparedSpeech(request, name, num_text_tokens)
+        return _Utterance(plan, max_frames, num_text_tokens)
 
     def _speech(self, body: SpeechBody, reference: CloneReference | None) -> SpeechText:
         is_base = self.config.model_type == "base"  # whose voices are no speakers

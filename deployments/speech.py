@@ -30,15 +30,13 @@ from deployments.audio_formats import (
 from deployments.bodies import BodyReader, content_type_of
 from deployments.deadline import FirstAudioDeadline
 from deployments.frontend import Clone, PreparedSpeech
-from deployments.handles import ItemStream
 from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
+from deployments.pieces import join_pieces
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
 from deployments.voice_aliases import VoiceAliases
-from qwen3tts_core.errors import EngineFault
-from qwen3tts_core.streaming.pcm import num_pcm_bytes
-from qwen3tts_core.types import AudioChunk, SpeechRequest
+from qwen3tts_core.types import AudioChunk
 
 _LONG_TEXT = 5_000  # characters; below, tokenising takes less than a millisecond or two
 _JSON_TYPES = ("application/json", "text/json")
@@ -81,9 +79,10 @@ class SpeechCall(Response):
                 voice=prepared.voice,
                 seed=prepared.request.seed,
                 text_tokens=prepared.num_text_tokens,
+                pieces=len(prepared.requests),
                 streamed=body.is_streaming,
             )
-            async with aclosing(self._chunks(prepared.request, record)) as chunks:
+            async with aclosing(self._chunks(prepared, record)) as chunks:
                 async with self._deadline.waiting():
                     first = await anext(chunks)
                 record.reached("first_audio")
@@ -98,7 +97,7 @@ class SpeechCall(Response):
     async def _read(self) -> tuple[SpeechBody, Clone | None]:
         """What is asked for, and of which model; on a Base model, the clip turned into a voice."""
         async with self._parts.bodies.hold(self._request, self._parts.max_body_bytes) as parts:
-            body = parse_speech_body(await _read_json(self._request, parts))
+            body = parse_speech_body(await read_json(self._request, parts))
             body = self._parts.voice_aliases.apply(body)
             self._take(self._parts.models.find(body.model))
             if self._model.cloner is None:
@@ -117,30 +116,16 @@ class SpeechCall(Response):
 
     # ------------------------------------------------------------ audio
     async def _chunks(
-        self, request: SpeechRequest, record: RequestRecord
+        self, prepared: PreparedSpeech, record: RequestRecord
     ) -> AsyncGenerator[AudioChunk, None]:
-        """The chain's audio, checked: frames in order, none missing, an end that says why."""
-        stream: ItemStream = self._model.start_codec(request)
-        try:
-            async for item in stream:
-                chunk = AudioChunk.from_bytes(item)
-                self._check(chunk, record.num_frames)
+        """The chain's audio, of all pieces; its end says why."""
+        joined = join_pieces(
+            self._model.start_codec, prepared.requests, self._codec.samples_per_frame, prepared.max_frames
+        )
+        async with aclosing(joined):
+            async for chunk in joined:
                 record.add(chunk)
                 yield chunk
-                if chunk.finish is not None:
-                    return
-            raise EngineFault("the codec's stream ended without a finish")
-        finally:
-            if record.finish is None:
-                stream.cancel()
-
-    def _check(self, chunk: AudioChunk, next_frame: int) -> None:
-        num_bytes = num_pcm_bytes(chunk.num_frames, self._codec.samples_per_frame)
-        if chunk.first_frame != next_frame or len(chunk.pcm) != num_bytes:
-            raise EngineFault(
-                f"expected frame {next_frame} next with {num_bytes} bytes of PCM, "
-                f"got frame {chunk.first_frame} with {len(chunk.pcm)}"
-            )
 
     # ------------------------------------------------------------ bytes
     async def _send_whole(
@@ -189,6 +174,7 @@ class SpeechCall(Response):
             "content-type": SSE_MEDIA_TYPE if is_sse else MEDIA_TYPES[_format(body)],
             "x-seed": str(prepared.request.seed),
             "x-sample-rate-hz": str(self._codec.sample_rate_hz),
+            "x-input-tokens": str(prepared.num_text_tokens),
             "server-timing": record.server_timing(),
         }
         if record.finish is not None:
@@ -222,7 +208,7 @@ async def _prepend(first: AudioChunk, rest: AsyncIterator[AudioChunk]) -> AsyncI
         yield chunk
 
 
-async def _read_json(request: Request, parts: AsyncIterator[bytes]) -> bytes:
+async def read_json(request: Request, parts: AsyncIterator[bytes]) -> bytes:
     """The raw body. Raises HTTPException 415 for another content type."""
     content_type = content_type_of(request, "application/json")
     if content_type not in _JSON_TYPES:

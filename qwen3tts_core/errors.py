@@ -7,6 +7,7 @@
     │  ├─ UnknownLanguage
     │  ├─ UnknownModel           -> 404, the others 400
     │  ├─ VoiceNameTaken         -> 409
+    │  ├─ EncoderUnavailable     this machine's libraries lack it
     │  └─ InvalidReferenceAudio
     ├─ Overloaded                nobody's fault; carries retry_after_s
     ├─ FirstAudioTimeout         no audio by the deadline; what was started is freed
@@ -43,13 +44,14 @@ class InvalidRequest(TTSError):
 
 
 class TextTooLong(InvalidRequest):
-    """The text doesn't fit the model; both numbers are in tokens."""
+    """The text doesn't fit the model, or is more than this server speaks at once; length and limit are in `unit`."""
 
-    def __init__(self, num_tokens: int, limit: int, param: str = "input") -> None:
-        super().__init__(f"{param} is {num_tokens:,} tokens, the limit is {limit:,}", param)
-        self.args = (num_tokens, limit, param)
-        self.num_tokens = num_tokens
+    def __init__(self, length: int, limit: int, param: str = "input", unit: str = "tokens") -> None:
+        super().__init__(f"{param} is {length:,} {unit}, the limit is {limit:,}", param)
+        self.args = (length, limit, param, unit)
+        self.length = length
         self.limit = limit
+        self.unit = unit
 
 
 class _UnknownName(InvalidRequest):
@@ -95,6 +97,16 @@ class VoiceNameTaken(InvalidRequest):
         super().__init__(f"{name!r} is a built-in voice; choose another name", param)
         self.args = (name, param)
         self.name = name
+
+
+class EncoderUnavailable(InvalidRequest):
+    """This machine's libraries can't make what was asked for. what: "response_format mp3"; reason: what is missing."""
+
+    def __init__(self, what: str, reason: str, param: str = "response_format") -> None:
+        super().__init__(f"{what} isn't available on this server: {reason}", param)
+        self.args = (what, reason, param)
+        self.what = what
+        self.reason = reason
 
 
 class InvalidReferenceAudio(InvalidRequest):

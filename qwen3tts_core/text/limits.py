@@ -41,6 +41,11 @@ def default_frame_limit(config: CheckpointConfig, num_text_tokens: int) -> int:
     return min(config.max_new_tokens, max(MIN_DEFAULT_FRAMES, MAX_FRAMES_PER_TOKEN * num_text_tokens))
 
 
+def frame_room(config: CheckpointConfig, num_rows: int, max_positions: int) -> int:
+    """How many frames fit behind a prompt of so many rows; below 1 if none does."""
+    return min(max_positions, config.talker.max_positions) - num_rows
+
+
 def frame_limit(
     config: CheckpointConfig,
     num_text_tokens: int,
@@ -59,14 +64,13 @@ def frame_limit(
     limit = text_token_limit(config, max_positions)
     if num_text_tokens > limit:
         raise TextTooLong(num_text_tokens, limit)
-    max_positions = min(max_positions, config.talker.max_positions)
-    room = max_positions - num_rows
+    room = frame_room(config, num_rows, max_positions)
     default = default_frame_limit(config, num_text_tokens)
     needed = min(default, USUAL_FRAMES_PER_TOKEN * num_text_tokens)
     if room < needed:
         filler = "ref_audio" if config.model_type == "base" else "instructions"
         num_others = num_rows - num_text_tokens
-        raise TextTooLong(num_others, max_positions - num_text_tokens - needed, filler)
+        raise TextTooLong(num_others, room + num_others - needed, filler)
     if max_new_tokens is None:
         return min(default, room)
     if not 1 <= max_new_tokens <= room:

@@ -100,7 +100,7 @@ def test_the_frame_limit_is_the_callers_or_grows_with_the_text(frontend):
         ({"input": ""}, InvalidRequest, "input"),
         ({"input": " \n\t "}, InvalidRequest, "input"),
         ({"instructions": "Whisper."}, InvalidRequest, "instructions"),  # a 0.6B checkpoint
-        ({"input": "word " * 3000}, TextTooLong, "input"),
+        ({"input": "word " * 5000}, TextTooLong, "input"),
         ({"max_new_tokens": 10**9}, InvalidRequest, "max_new_tokens"),
     ],
 )

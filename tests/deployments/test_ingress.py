@@ -149,7 +149,7 @@ async def test_many_at_once_get_their_own_audio(open_chain):
         ({"stream": "false"}, 400, "stream"),
         ({"seed": True}, 400, "seed"),
         ({"input": " \n"}, 400, "input"),
-        ({"input": "word " * 3000}, 400, "input"),
+        ({"input": "word " * 5000}, 400, "input"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

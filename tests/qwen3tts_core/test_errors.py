@@ -14,6 +14,7 @@ EXAMPLES = {
     "UnknownLanguage": ("Klingon", ("Auto", "english"), "language"),
     "UnknownModel": ("gpt", ("qwen3_tts",), "model"),
     "VoiceNameTaken": ("vivian", "name"),
+    "EncoderUnavailable": ("response_format mp3", "no encoder libmp3lame", "response_format"),
     "InvalidReferenceAudio": ("the clip is silent", "ref_audio"),
     "Overloaded": ("the talker is full", 2.5),
     "FirstAudioTimeout": (30.0,),

@@ -215,7 +215,7 @@ def test_a_prompt_of_one_row_needs_no_prefill():
 def test_a_prompt_without_room_for_a_frame_is_too_long(rows):
     with pytest.raises(TextTooLong) as caught:
         make_scheduler().check(make_request("a", rows=rows, frames=1))
-    assert (caught.value.num_tokens, caught.value.limit) == (rows, MAX_POSITIONS - 1)
+    assert (caught.value.length, caught.value.limit) == (rows, MAX_POSITIONS - 1)
 
 
 def test_trailing_text_that_outlasts_every_frame_is_too_long():

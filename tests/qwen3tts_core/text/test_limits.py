@@ -45,7 +45,7 @@ def test_the_longest_text_is_taken_and_one_token_more_is_not():
     assert frame_limit(config, limit, 1, 4096) == 4095
     with pytest.raises(TextTooLong) as caught:
         frame_limit(config, limit + 1, 1, 4096)
-    assert (caught.value.num_tokens, caught.value.limit, caught.value.param) == (820, 819, "input")
+    assert (caught.value.length, caught.value.limit, caught.value.param) == (820, 819, "input")
 
 
 def test_the_talkers_own_positions_bound_a_generous_engine():
@@ -60,7 +60,7 @@ def test_a_prompt_filled_by_something_else_than_the_text_says_so(checkpoint, fie
     with pytest.raises(TextTooLong) as caught:
         frame_limit(checkpoint, 10, 4090, 4096)
     assert caught.value.param == field
-    assert caught.value.num_tokens == 4080
+    assert caught.value.length == 4080
     assert frame_limit(checkpoint, 10, 10 + caught.value.limit, 4096) >= 40
 
 

@@ -1,0 +1,164 @@
+"""The pieces of a long text, each an utterance of its own, joined into one stream of audio.
+
+    piece 0   1 3 8 16 25 … stop
+    piece 1     └ started ………… 1 3 8 16 25 … stop
+    piece 2                       └ started ………… 1 3 8 …
+              ────────────── one stream, frames counted on ──────────────>
+
+Once a piece's first chunk is written the next piece is started, so that it speaks while the one before is
+still on its way, and there is no gap; never more than one ahead. That one may be refused by a full server: the
+stream that runs already is worth waiting for a place. The first piece never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, Sequence
+
+from ray.serve.exceptions import BackPressureError
+
+from deployments.handles import ItemStream, StartStream, root_cause
+from qwen3tts_core.errors import EngineFault, Overloaded
+from qwen3tts_core.streaming.pcm import num_pcm_bytes
+from qwen3tts_core.types import AudioChunk, FinishReason, SpeechRequest
+
+PATIENCE_S = 30.0
+"""How long a later piece may be refused: about as long as the piece before it is heard."""
+_RETRY_S = 0.25
+_REFUSALS = (Overloaded, BackPressureError)
+
+
+async def join_pieces(
+    start: StartStream,
+    requests: Sequence[SpeechRequest],
+    samples_per_frame: int,
+    max_frames: int | None = None,
+    patience_s: float = PATIENCE_S,
+) -> AsyncGenerator[AudioChunk, None]:
+    """The audio of the requests, one after the other, as one utterance's.
+
+    max_frames: of all pieces together; what is beyond is cut off. patience_s: see PATIENCE_S.
+    Frames are in order, none is missing, and the last chunk has a finish: "length" if any piece reached its
+    limit, or all together theirs. Raises what the chain raises, and EngineFault for audio that isn't as promised.
+    Closing it, or any error, cancels the running piece and the one started ahead.
+    """
+    total = _Total(max_frames)
+    piece, ahead = _Piece(start, requests[0], samples_per_frame), None
+    try:
+        for following in (*requests[1:], None):
+            while not piece.is_over:
+                chunk = total.add(await piece.next_chunk(), is_last_piece=following is None)
+                if chunk.num_frames or chunk.finish:
+                    yield chunk
+                if chunk.finish is not None:
+                    return
+                if (
+                    following is not None and ahead is None
+                ):  # after its first chunk is written: that one is urgent
+                    ahead = _Piece(start, following, samples_per_frame)
+                    ahead.open_ahead(patience_s)
+            assert ahead is not None, "the last piece's end is the end of all"
+            piece, ahead = ahead, None
+    finally:
+        for unfinished in (piece, ahead):
+            if unfinished is not None:
+                unfinished.cancel()
+
+
+class _Piece:
+    """One utterance in flight, from its start to its last chunk; checks what comes."""
+
+    def __init__(self, start: StartStream, request: SpeechRequest, samples_per_frame: int) -> None:
+        self._start, self._request, self._samples_per_frame = start, request, samples_per_frame
+        self._stream: ItemStream | None = None
+        self._opening: asyncio.Task[bytes] | None = None
+        self._num_frames = 0
+        self.is_over = False
+
+    def open_ahead(self, patience_s: float) -> None:
+        """Start it in the background; its first item is kept until somebody asks."""
+        self._opening = asyncio.create_task(self._open(patience_s))
+        self._opening.add_done_callback(_see_its_error)
+
+    async def next_chunk(self) -> AudioChunk:
+        if self._opening is not None:
+            item, self._opening = await self._opening, None
+        elif self._stream is None:
+            item = await self._open(0.0)
+        else:
+            item = await _next_item(self._stream)
+        chunk = AudioChunk.from_bytes(item)
+        num_bytes = num_pcm_bytes(chunk.num_frames, self._samples_per_frame)
+        if chunk.first_frame != self._num_frames or len(chunk.pcm) != num_bytes:
+            raise EngineFault(
+                f"expected frame {self._num_frames} next with {num_bytes} bytes of PCM, "
+                f"got frame {chunk.first_frame} with {len(chunk.pcm)}"
+            )
+        self._num_frames += chunk.num_frames
+        self.is_over = chunk.finish is not None
+        return chunk
+
+    def cancel(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._stream is not None and not self.is_over:
+            self._stream.cancel()
+
+    async def _open(self, patience_s: float) -> bytes:
+        """Start the stream, again and again while it is refused; its first item."""
+        clock = asyncio.get_running_loop().time
+        deadline, attempt, request = clock() + patience_s, 0, self._request
+        while True:
+            self._stream = self._start(request)
+            try:
+                return await _next_item(self._stream)
+            except Exception as error:
+                if not isinstance(root_cause(error), _REFUSALS) or clock() + _RETRY_S > deadline:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+            attempt += 1  # an id of its own: the refused call may not have ended everywhere
+            request = dataclasses.replace(request, request_id=f"{self._request.request_id}-{attempt}")
+
+
+class _Total:
+    """Counts frames on from piece to piece, and knows when all is said."""
+
+    def __init__(self, max_frames: int | None) -> None:
+        self._max_frames = max_frames
+        self._num_frames = 0
+        self._was_limited = False
+
+    def add(self, chunk: AudioChunk, is_last_piece: bool) -> AudioChunk:
+        """The chunk at its place in the whole, without what is too much."""
+        room = None if self._max_frames is None else self._max_frames - self._num_frames
+        kept = chunk if room is None or chunk.num_frames <= room else _first_frames(chunk, room)
+        first_frame, self._num_frames = self._num_frames, self._num_frames + kept.num_frames
+        self._was_limited |= chunk.finish == "length"
+        finish: FinishReason | None = None
+        if is_last_piece and kept.finish is not None:
+            finish = "length" if self._was_limited else "stop"
+        elif self._num_frames == self._max_frames:
+            finish = "length"
+        return kept._replace(first_frame=first_frame, finish=finish)
+
+
+def _first_frames(chunk: AudioChunk, num_frames: int) -> AudioChunk:
+    """The chunk's beginning; not the end of its piece."""
+    num_pcm, num_codes = (len(part) // chunk.num_frames * num_frames for part in (chunk.pcm, chunk.codes))
+    return chunk._replace(
+        num_frames=num_frames, pcm=chunk.pcm[:num_pcm], codes=chunk.codes[:num_codes], finish=None
+    )
+
+
+async def _next_item(stream: ItemStream) -> bytes:
+    try:
+        return await anext(stream)
+    except StopAsyncIteration:
+        raise EngineFault("the codec's stream ended without a finish") from None
+
+
+def _see_its_error(task: asyncio.Task[bytes]) -> None:
+    """The one who started it may have left; then asyncio would complain that nobody looked."""
+    if not task.cancelled():
+        task.exception()
