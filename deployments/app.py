@@ -56,6 +56,7 @@ def build_app(args: AppArgs) -> Application:
             voice_aliases=args.voice_aliases,
             first_audio_timeout_s=args.first_audio_timeout_s,
             api_key_hashes=_api_key_hashes(args),
+            long_text=args.long_text,
         ),
         {**talkers, **codecs, **encoders},
         args.transport.codec_to_ingress,

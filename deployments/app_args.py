@@ -31,6 +31,7 @@ from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.model.checkpoint import CHECKPOINTS
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
+from qwen3tts_core.text.sentences import LongText
 
 _ROOT = Path(__file__).parents[1]
 _FETCH = FetchPolicy()
@@ -183,6 +184,7 @@ class AppArgs(ModelArgs):
     api_keys_file: one key a line; requests must then bring one of them, or one of the environment's.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
     voice_aliases: other names that requests may use, each with the voice it means.
+    long_text: when a text is cut into pieces, and how long it may be, in characters.
     """
 
     checkpoint: str = ""
@@ -194,6 +196,7 @@ class AppArgs(ModelArgs):
     voice_aliases: dict[VoiceName, VoiceName] = {}
     api_keys_file: Path | None = None
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
+    long_text: LongText = LongText()
 
     @field_validator("voice_aliases")
     @classmethod

@@ -38,6 +38,7 @@ from deployments.voices import UPLOAD_OPENAPI, NamedVoices
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
 from qwen3tts_core.errors import InvalidRequest, UnknownVoice
 from qwen3tts_core.model.checkpoint import resolve_checkpoint
+from qwen3tts_core.text.sentences import LongText
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
     fetch: what clips may be fetched, and how large they and uploaded ones may be.
     voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit.
-    api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in."""
+    api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in.
+    long_text: when a text is cut into pieces, and how long it may be."""
 
     models: tuple[IngressModel, ...]
     voices_folder: Path
@@ -69,6 +71,7 @@ class IngressSettings:
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     first_audio_timeout_s: float = FIRST_AUDIO_TIMEOUT_S
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
+    long_text: LongText = field(default_factory=LongText)
 
 
 class Ingress:
@@ -85,6 +88,7 @@ class Ingress:
                 resolve_checkpoint(model.checkpoint),
                 model_name=model.model_name,
                 max_positions=model.max_positions,
+                long_text=settings.long_text,
             )
             for model in settings.models
         ]
