@@ -24,11 +24,11 @@ NUM_GROUPS = 16
 
 
 # ---------------------------------------------------------------- engines
-def fake_codes(seed, first_frame, num_frames):
-    """[F, G] int16: a pure function of seed and frame, like the real thing."""
+def fake_codes(seed, first_frame, num_frames, piece=0):
+    """[F, G] int16: a pure function of seed, piece and frame, like the real thing."""
     frames = np.arange(first_frame, first_frame + num_frames)[:, None]
     groups = np.arange(NUM_GROUPS)[None, :]
-    return ((seed % 2048 * 7 + frames * 31 + groups * 3) % 2048).astype("<i2")
+    return ((seed % 2048 * 7 + piece * 1013 + frames * 31 + groups * 3) % 2048).astype("<i2")
 
 
 def fake_pcm(codes, samples_per_frame):
@@ -141,7 +141,7 @@ class FakeTalkerEngine(_Threaded):
             limit = self.script.fail_after_frames
             if limit is not None and last > limit:
                 return self.script.error
-            codes = fake_codes(request.seed, first, last - first)
+            codes = fake_codes(request.seed, first, last - first, request.piece)
             return FrameBatch(first, last - first, NUM_GROUPS, codes.tobytes(), finish)
 
         return work
