@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from deployments.api_keys import ApiKeys
+from deployments.batch import BatchCall
 from deployments.bodies import SMALL_BODY_BYTES, BodyReader
 from deployments.catalogue import describe_model, describe_voice, describe_voices
 from deployments.clone import ClipEncoder, VoiceCloner
@@ -141,6 +142,7 @@ class Ingress:
         app.add_exception_handler(HTTPException, _http_exception)
         add = app.add_api_route
         add("/v1/audio/speech", self.speech, methods=["POST"], openapi_extra=_speech_openapi())
+        add("/v1/audio/speech/batch", self.speech_batch, methods=["POST"])
         add("/v1/audio/voices", self.list_voices, methods=["GET"])
         add("/v1/audio/voices", self.upload_voice, methods=["POST"], openapi_extra=UPLOAD_OPENAPI)
         add("/v1/audio/voices/{name:path}", self.delete_voice, methods=["DELETE"])
@@ -161,6 +163,10 @@ class Ingress:
     async def speech(self, request: Request) -> Response:
         """Speak the input. Audio, or server-sent events; see the README for every field."""
         return SpeechCall(self._parts, request, request_id_of(request.scope))
+
+    async def speech_batch(self, request: Request) -> Response:
+        """Speak up to 32 inputs, each with a result of its own."""
+        return BatchCall(self._parts, request, request_id_of(request.scope))
 
     async def list_voices(self, model: str | None = None) -> JSONResponse:
         """Every voice; with `?model=`, that model's. Built-in and uploaded, the default, the languages."""

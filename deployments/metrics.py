@@ -41,7 +41,7 @@ class RequestRecord:
         self.num_chunks = 0
         self._num_bytes = 0
         self._ttfa_s: float | None = None
-        self._stages: dict[Stage, float] = {}
+        self._stages: dict[str, float] = {}
         self.finish: FinishReason | None = None
 
     def note(self, **fields: Any) -> None:
@@ -65,8 +65,7 @@ class RequestRecord:
 
     def timings(self) -> dict[str, float]:
         """Seconds from the request's acceptance to each stage reached so far, and to now."""
-        so_far: dict[str, float] = dict(self._stages)
-        so_far["total"] = self._clock() - self._accepted_at
+        so_far = {**self._stages, "total": self._clock() - self._accepted_at}
         return {f"{stage}_s": round(seconds, 4) for stage, seconds in so_far.items()}
 
     def server_timing(self) -> str:

@@ -91,7 +91,7 @@ def parse_speech_body(raw: bytes) -> SpeechBody:
     try:
         body = SpeechBody.model_validate_json(raw)
     except ValidationError as error:
-        raise _as_invalid_request(error) from None
+        raise as_invalid_request(error) from None
     if body.voice is not None and body.speaker is not None and body.voice != body.speaker:
         raise InvalidRequest(
             f"voice and speaker mean the same and differ: {body.voice!r}, {body.speaker!r}", "speaker"
@@ -115,7 +115,7 @@ _NOUNS = {
 }
 
 
-def _as_invalid_request(error: ValidationError) -> InvalidRequest:
+def as_invalid_request(error: ValidationError) -> InvalidRequest:
     first = error.errors(include_url=False)[0]
     kind, context = first["type"], first.get("ctx", {})
     if not first["loc"]:
