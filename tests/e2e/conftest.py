@@ -1,9 +1,10 @@
-"""One Serve instance for the whole run, deployed from the config that people use, on loopback.
+"""One Serve instance for the whole run, deployed from the configs that people use, on loopback.
 
     /               serve_configs/tiny_cpu.yaml as it is, on a free port
     /deterministic  the same with `deterministic: true` and both transports the other way round
+    /models         serve_configs/tiny_all.yaml, in test_models.py alone
 
-Everything that starts here ends here, by Ray's own shutdown of what this process started.
+Each starts when the first test needs it. Everything that starts here ends here, by Ray's own shutdown of what this process started.
 """
 
 import copy
@@ -83,35 +84,43 @@ class Server:
         # Every step pays for the whole bucket in this mode, so the sizes are what the tests need.
         other["args"]["talker"] = {"num_slots": 8, "max_queued": 0, "max_positions": 512}
         other["args"]["transport"] = {"talker_to_codec": "value", "codec_to_ingress": "object_ref"}
-        config["applications"].append(other)
-        self.config = config
-        url = f"http://127.0.0.1:{port}/"
-        self.plain = App(plain["name"], url)
-        self.deterministic = App("deterministic", f"{url}deterministic/")
+        self.config, self._url = config, f"http://127.0.0.1:{port}"
+        self._applications, self._apps, self._running = {}, [], []
+        self.plain, self.deterministic = self.add(plain), self.add(other)
 
-    def deploy(self, *apps):
-        wanted = {app.name for app in apps}
-        config = {
-            **self.config,
-            "applications": [a for a in self.config["applications"] if a["name"] in wanted],
-        }
-        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
+    def add(self, application):
+        """An application from its part of a Serve config; `start` starts it."""
+        self._applications[application["name"]] = application
+        app = App(application["name"], self._url + application["route_prefix"].rstrip("/") + "/")
+        self._apps.append(app)
+        return app
+
+    def start(self, *apps):
+        """Beside those that run."""
+        self._deploy([*self._running, *(app for app in apps if app not in self._running)])
         for app in apps:
             app.wait_until_ready()
 
-    def restart(self, app):
-        """Delete one application and deploy it again: new processes."""
-        others = [other for other in (self.plain, self.deterministic) if other is not app]
-        self.deploy(*others)
+    def stop(self, app):
+        self._deploy([other for other in self._running if other is not app])
         deadline = time.monotonic() + START_TIMEOUT_S
         while app.name in serve.status().applications:
             assert time.monotonic() < deadline, "the application doesn't go"
             time.sleep(0.2)
-        self.deploy(*others, app)
+
+    def restart(self, app):
+        """Delete one application and deploy it again: new processes."""
+        self.stop(app)
+        self.start(app)
+
+    def _deploy(self, apps):
+        config = {**self.config, "applications": [self._applications[app.name] for app in apps]}
+        _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config), _blocking=False)
+        self._running = apps
 
     def close(self):
-        self.plain.client.close()
-        self.deterministic.client.close()
+        for app in self._apps:
+            app.client.close()
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +135,6 @@ def server():
     try:
         server = Server(free_port())
         serve.start(http_options=server.config["http_options"])
-        server.deploy(server.plain, server.deterministic)
         yield server
         server.close()
         serve.shutdown()
@@ -135,10 +143,15 @@ def server():
 
 
 @pytest.fixture(scope="session")
-def app(server):
+def _pair(server):
+    server.start(server.plain, server.deterministic)
+
+
+@pytest.fixture(scope="session")
+def app(server, _pair):
     return server.plain
 
 
 @pytest.fixture(scope="session")
-def deterministic(server):
+def deterministic(server, _pair):
     return server.deterministic
