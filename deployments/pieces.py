@@ -77,15 +77,16 @@ class _Piece:
         self.is_over = False
 
     def open_ahead(self, patience_s: float) -> None:
-        """Start it in the background; its first item is kept until somebody asks."""
-        self._opening = asyncio.create_task(self._open(patience_s))
+        """Start it now; its first item is awaited in the background, and kept until somebody asks."""
+        self._stream = self._start(self._request)
+        self._opening = asyncio.create_task(self._first_item(self._stream, patience_s))
         self._opening.add_done_callback(_see_its_error)
 
     async def next_chunk(self) -> AudioChunk:
         if self._opening is not None:
             item, self._opening = await self._opening, None
         elif self._stream is None:
-            item = await self._open(0.0)
+            item = await self._first_item(self._start(self._request), 0.0)
         else:
             item = await _next_item(self._stream)
         chunk = AudioChunk.from_bytes(item)
@@ -105,20 +106,21 @@ class _Piece:
         if self._stream is not None and not self.is_over:
             self._stream.cancel()
 
-    async def _open(self, patience_s: float) -> bytes:
-        """Start the stream, again and again while it is refused; its first item."""
+    async def _first_item(self, stream: ItemStream, patience_s: float) -> bytes:
+        """Of the stream, or of another one as long as they are refused."""
         clock = asyncio.get_running_loop().time
-        deadline, attempt, request = clock() + patience_s, 0, self._request
+        deadline, attempt = clock() + patience_s, 0
         while True:
-            self._stream = self._start(request)
+            self._stream = stream
             try:
-                return await _next_item(self._stream)
+                return await _next_item(stream)
             except Exception as error:
                 if not isinstance(root_cause(error), _REFUSALS) or clock() + _RETRY_S > deadline:
                     raise
             await asyncio.sleep(_RETRY_S)
             attempt += 1  # an id of its own: the refused call may not have ended everywhere
-            request = dataclasses.replace(request, request_id=f"{self._request.request_id}-{attempt}")
+            name = f"{self._request.request_id}-{attempt}"
+            stream = self._start(dataclasses.replace(self._request, request_id=name))
 
 
 class _Total:
