@@ -24,6 +24,7 @@ EXAMPLES = [
     (errors.UnknownLanguage("nope", ["Auto"]), 400, "unknown_language", "language"),
     (errors.UnknownModel("nope", ["tiny"]), 404, "model_not_found", "model"),
     (errors.VoiceNameTaken("Vivian"), 409, "voice_name_taken", "name"),
+    (errors.EncoderUnavailable("response_format mp3", "x"), 400, "encoder_unavailable", "response_format"),
     (errors.InvalidReferenceAudio("silent"), 400, "invalid_reference_audio", "ref_audio"),
     (errors.Overloaded("full"), 503, "overloaded", None),
     (errors.FirstAudioTimeout(30.0), 504, "first_audio_timeout", None),
