@@ -16,7 +16,7 @@ from deployments.schemas import SpeechBody
 from deployments.tasks import check_task
 from qwen3tts_core.config import CheckpointConfig
 from qwen3tts_core.errors import InvalidRequest, TextTooLong
-from qwen3tts_core.text.limits import frame_limit, frame_room
+from qwen3tts_core.text.limits import frame_limit, frame_room, text_token_limit
 from qwen3tts_core.text.prompt import (
     CloneReference,
     SpeechText,
@@ -26,7 +26,7 @@ from qwen3tts_core.text.prompt import (
     check_tokenizer,
     text_tokens,
 )
-from qwen3tts_core.text.sentences import LongText, cut_text
+from qwen3tts_core.text.sentences import LongText, cut_again, cut_text
 from qwen3tts_core.text.tokenizer import TextTokenizer
 from qwen3tts_core.text.voices import list_languages, list_speakers
 from qwen3tts_core.types import DrawParams, PrefillPlan, ReferenceVoice, Sampling, SpeechRequest
@@ -131,7 +131,7 @@ class Frontend:
             reference = CloneReference(clone.transcript, num_frames)
         speech = self._speech(body, reference)
         check_speech(self.config, speech)
-        texts = cut_text(speech.text, self._long_text)
+        texts = self._cut(speech.text)
         is_long = len(texts) > 1
         pieces = [self._plan(replace(speech, text=text), body.max_new_tokens, is_long) for text in texts]
         request_id = uuid.uuid4().hex  # never the client's own id: two requests may share that
@@ -161,6 +161,20 @@ class Frontend:
         length, limit = len(body.input), self._long_text.max_chars
         if length > limit:
             raise TextTooLong(length, limit, "input", "characters")
+
+    def _cut(self, text: str) -> list[str]:
+        """The text's pieces, none of more tokens than the talker takes at once."""
+        limit = text_token_limit(self.config, self._max_positions)
+        texts, waiting = [], list(reversed(cut_text(text, self._long_text)))
+        while waiting:
+            piece = waiting.pop()
+            # A token is a byte or more, so most pieces needn't be looked at.
+            is_small = len(piece.encode()) <= limit or len(text_tokens(self._tokenizer, piece)) <= limit
+            if is_small or len(piece) == 1:
+                texts.append(piece)
+            else:
+                waiting += reversed(cut_again(piece))
+        return texts
 
     def _plan(self, speech: SpeechText, max_new_tokens: int | None, is_piece: bool) -> _Utterance:
         """is_piece: the caller's limit is for the whole text, so no piece needs room for all of it."""

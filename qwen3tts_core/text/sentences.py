@@ -71,6 +71,13 @@ def cut_text(text: str, sizes: LongText = LongText()) -> tuple[str, ...]:
     return (*pieces, text[start:end])
 
 
+def cut_again(piece: str) -> tuple[str, ...]:
+    """A piece that is too long by another measure than characters, cut into ones of at most half its length."""
+    half = len(piece) // 2
+    assert half > 0, "one character can't be cut"
+    return cut_text(piece, LongText(half + 1, max(1, half * 3 // 4), half, len(piece)))
+
+
 # ---------------------------------------------------------------- places
 class _Strength(IntEnum):
     SPACE = 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qwen3tts_core.config import CheckpointConfig
 from qwen3tts_core.errors import InvalidRequest, TextTooLong
-from qwen3tts_core.text.limits import default_frame_limit, frame_limit, text_token_limit
+from qwen3tts_core.text.limits import default_frame_limit, frame_limit, frame_room, text_token_limit
 
 SEED0 = Path(__file__).parents[2] / "parity" / "golden" / "seed0"
 config = CheckpointConfig.from_checkpoint(SEED0 / "custom_voice_large")
@@ -19,6 +19,7 @@ base = CheckpointConfig.from_checkpoint(SEED0 / "base")
     [(1, 192), (16, 192), (17, 204), (100, 1200), (682, 8184), (683, 8192), (5000, 8192)],
 )
 def test_the_default_grows_with_the_text_between_floor_and_the_checkpoints_own(tokens, frames):
+    """Known faults, rows 3 and 40: a runaway ends, and a floor and a generous factor leave room for slow speech."""
     assert config.max_new_tokens == 8192
     assert default_frame_limit(config, tokens) == frames
 
@@ -77,3 +78,10 @@ def test_an_accepted_request_fits_and_has_room_to_speak(tokens, others, max_posi
         return
     assert 1 <= frames <= max_positions - tokens - others
     assert frames == asked if asked is not None else frames >= 4 * tokens
+
+
+def test_the_room_behind_a_prompt_is_what_the_smaller_of_engine_and_talker_leaves():
+    assert frame_room(config, 20, 4096) == 4076
+    short = replace(config, talker=replace(config.talker, max_positions=100))
+    assert frame_room(short, 20, 4096) == 80
+    assert frame_limit(config, 1, 20, 4096, frame_room(config, 20, 4096)) == 4076

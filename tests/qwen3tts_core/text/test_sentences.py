@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from qwen3tts_core.text.sentences import LongText, cut_text
+from qwen3tts_core.text.sentences import LongText, cut_again, cut_text
 
 sizes = LongText()
 small = LongText(from_chars=41, aim_chars=20, max_piece_chars=40, max_chars=1000)
@@ -198,6 +198,14 @@ def test_pieces_lose_and_double_nothing_are_never_blank_or_too_long_and_stay_as_
 def test_where_there_are_spaces_no_word_is_parted(words):
     text = " ".join(words)
     assert " ".join(cut_text(text, small)).split() == words
+
+
+@given(texts.filter(lambda text: len(text) > 1 and text.strip()))
+def test_cutting_again_gives_at_most_half_and_loses_nothing(text):
+    pieces = cut_again(text)
+    assert squeezed("".join(pieces)) == squeezed(text)
+    assert max(map(len, pieces)) <= len(text) // 2
+    assert all(piece.strip() for piece in pieces)
 
 
 @pytest.mark.parametrize(
