@@ -1,7 +1,7 @@
 """What one request cost and how it ended: names and units of what we report.
 
 ttfa_s   accepted -> first audio byte written, seconds (a whole body: its first and only write)
-audio_s  seconds of audio sent
+audio_s  seconds of audio sent, at the speed asked for
 rtf      accepted -> end, per second of audio; below 1 keeps up with playback
 outcome  ok | rejected (the caller's fault) | refused (overload) | cancelled (the caller left) | failed
 """
@@ -35,6 +35,7 @@ class RequestRecord:
     ) -> None:
         self._clock = clock
         self.sample_rate_hz = sample_rate_hz
+        self.speed = 1.0
         self._accepted_at = clock()
         self._fields: dict[str, Any] = {"request_id": client_request_id}
         self.num_frames = 0
@@ -82,7 +83,7 @@ class RequestRecord:
 
     @property
     def audio_s(self) -> float:
-        return duration_s(self._num_bytes, self.sample_rate_hz)
+        return duration_s(self._num_bytes, self.sample_rate_hz) / self.speed
 
     def __enter__(self) -> RequestRecord:
         return self

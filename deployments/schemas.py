@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.audio_formats import AudioFormat
+from qwen3tts_core.audio.encoding import MAX_SPEED, MIN_SPEED, AudioFormat, SampleRate
 from qwen3tts_core.errors import InvalidRequest
 
 _INT64 = 2**63
@@ -52,7 +52,15 @@ class SpeechBody(BaseModel):
         None, description="Base: true takes the voice from the clip, and not its manner."
     )
     language: Name | None = Field(None, description="A language of /v1/audio/voices; absent means Auto.")
-    response_format: AudioFormat | None = Field(None, description="wav (default), or pcm: mono PCM16 LE.")
+    response_format: AudioFormat | None = Field(
+        None, description="wav (default); pcm: mono PCM16 LE; mp3; opus, in Ogg; aac, in ADTS; flac."
+    )
+    sample_rate: SampleRate | None = Field(
+        None, description="Of the audio sent, Hz; absent: the model's own."
+    )
+    speed: Annotated[float, Field(ge=MIN_SPEED, le=MAX_SPEED)] | None = Field(
+        None, description="How many times as fast, the pitch kept; default 1."
+    )
     stream: bool | None = Field(None, description="Send audio as it is made; default false.")
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="audio (default): the bytes themselves; sse: server-sent events, streamed."
@@ -80,6 +88,10 @@ class SpeechBody(BaseModel):
     def voice_name(self) -> str | None:
         """By either of its fields."""
         return self.voice or self.speaker
+
+    @property
+    def audio_format(self) -> AudioFormat:
+        return self.response_format or "wav"
 
     @property
     def is_streaming(self) -> bool:

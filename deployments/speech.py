@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -20,10 +20,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.audio_formats import (
-    MEDIA_TYPES,
     SSE_MEDIA_TYPE,
-    AudioFormat,
-    header_for,
+    ResponseEncoder,
+    response_encoder,
     sse_delta,
     sse_event,
 )
@@ -80,19 +79,25 @@ class SpeechCall(Response):
                 seed=prepared.request.seed,
                 text_tokens=prepared.num_text_tokens,
                 pieces=len(prepared.requests),
+                format=body.audio_format,
                 streamed=body.is_streaming,
             )
-            async with aclosing(self._chunks(prepared, record)) as chunks:
+            record.speed = body.speed or 1.0
+            async with (
+                self._open_encoder(body) as encoder,  # first: a refusal comes before anything is started
+                aclosing(self._chunks(prepared, record)) as chunks,
+            ):
                 async with self._deadline.waiting():
                     first = await anext(chunks)
                 record.reached("first_audio")
-                headers = self._speech_headers(body, prepared, record)
+                headers = self._speech_headers(body, prepared, record, encoder)
                 if body.is_streaming:
                     await _start(send, headers)
-                    await self._send_stream(send, body, prepared, record, _prepend(first, chunks))
+                    audio = self._encoded(encoder, _prepend(first, chunks))
+                    await self._send_stream(send, body, prepared, record, audio)
                 else:
-                    pcm = b"".join([first.pcm, *[chunk.pcm async for chunk in chunks]])
-                    await self._send_whole(send, body, headers, record, pcm)
+                    parts = [part async for part in self._encoded(encoder, _prepend(first, chunks))]
+                    await self._send_whole(send, headers, record, b"".join(parts))
 
     async def _read(self) -> tuple[SpeechBody, Clone | None]:
         """What is asked for, and of which model; on a Base model, the clip turned into a voice."""
@@ -127,11 +132,29 @@ class SpeechCall(Response):
                 record.add(chunk)
                 yield chunk
 
+    def _open_encoder(self, body: SpeechBody) -> AbstractAsyncContextManager[ResponseEncoder]:
+        return response_encoder(
+            body.audio_format,
+            self._codec.sample_rate_hz,
+            body.sample_rate,
+            body.speed or 1.0,
+            is_streaming=body.is_streaming,
+        )
+
+    async def _encoded(
+        self, encoder: ResponseEncoder, chunks: AsyncIterator[AudioChunk]
+    ) -> AsyncIterator[bytes]:
+        """What there is to send after each chunk, and after the last."""
+        async for chunk in chunks:
+            if chunk.pcm and (part := await encoder.feed(chunk.pcm)):
+                yield part
+        if rest := await encoder.finish():
+            yield rest
+
     # ------------------------------------------------------------ bytes
     async def _send_whole(
-        self, send: Send, body: SpeechBody, headers: dict[str, str], record: RequestRecord, pcm: bytes
+        self, send: Send, headers: dict[str, str], record: RequestRecord, content: bytes
     ) -> None:
-        content = header_for(_format(body), self._codec.sample_rate_hz, len(pcm)) + pcm
         headers["content-length"] = str(len(content))
         headers["x-finish-reason"] = str(record.finish)
         headers["server-timing"] = record.server_timing()
@@ -147,16 +170,12 @@ class SpeechCall(Response):
         body: SpeechBody,
         prepared: PreparedSpeech,
         record: RequestRecord,
-        chunks: AsyncIterator[AudioChunk],
+        audio: AsyncIterator[bytes],
     ) -> None:
         is_sse = body.stream_format == "sse"
-        header = header_for(_format(body), self._codec.sample_rate_hz, None)
         try:
-            async for chunk in chunks:
-                if not chunk.pcm:
-                    continue
-                audio, header = header + chunk.pcm, b""
-                await _send_part(send, sse_delta(audio) if is_sse else audio)
+            async for part in audio:
+                await _send_part(send, sse_delta(part) if is_sse else part)
                 record.wrote_audio()
         except Exception as error:
             if is_sse:  # a raw body can only be cut; here there is a word for it
@@ -167,13 +186,13 @@ class SpeechCall(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _speech_headers(
-        self, body: SpeechBody, prepared: PreparedSpeech, record: RequestRecord
+        self, body: SpeechBody, prepared: PreparedSpeech, record: RequestRecord, encoder: ResponseEncoder
     ) -> dict[str, str]:
         is_sse = body.stream_format == "sse"
         headers = {
-            "content-type": SSE_MEDIA_TYPE if is_sse else MEDIA_TYPES[_format(body)],
+            "content-type": SSE_MEDIA_TYPE if is_sse else encoder.media_type,
             "x-seed": str(prepared.request.seed),
-            "x-sample-rate-hz": str(self._codec.sample_rate_hz),
+            "x-sample-rate-hz": str(encoder.sample_rate_hz),
             "x-input-tokens": str(prepared.num_text_tokens),
             "server-timing": record.server_timing(),
         }
@@ -183,10 +202,6 @@ class SpeechCall(Response):
             headers["cache-control"] = "no-store"
             headers["x-accel-buffering"] = "no"  # proxies must pass chunks on as they come
         return headers
-
-
-def _format(body: SpeechBody) -> AudioFormat:
-    return body.response_format or "wav"
 
 
 def _done_fields(prepared: PreparedSpeech, record: RequestRecord) -> dict[str, object]:

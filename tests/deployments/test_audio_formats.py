@@ -1,35 +1,83 @@
-import base64
-import io
-import json
-import wave
+"""What leaves a response: encoders that keep off the event loop, and server-sent events."""
 
+import asyncio
+import base64
+import json
+import threading
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.audio_formats import header_for, sse_delta, sse_event
+from deployments import audio_formats
+from deployments.audio_formats import response_encoder, sse_delta, sse_event
+from qwen3tts_core.audio.encoding import Encoder
+from qwen3tts_core.errors import InvalidRequest
+from tests.outside_decoder import tone
 
 
-@given(
-    st.binary(max_size=200).map(lambda raw: raw[: len(raw) // 2 * 2]), st.sampled_from([8000, 24000, 48000])
-)
-def test_a_whole_wav_opens_with_the_standard_library(pcm, rate):
-    with wave.open(io.BytesIO(header_for("wav", rate, len(pcm)) + pcm)) as reader:
-        assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, rate)
-        assert reader.getnframes() == len(pcm) // 2
-        assert reader.readframes(reader.getnframes()) == pcm
+# ---------------------------------------------------------------- encoders
+@pytest.mark.parametrize(("audio_format", "speed"), [("mp3", 1), ("wav", 2), ("pcm", 1), ("wav", 1)])
+async def test_work_leaves_the_event_loop_and_no_work_stays(audio_format, speed, monkeypatch):
+    threads, feed = [], Encoder.feed
+    monkeypatch.setattr(Encoder, "feed", lambda *a: (threads.append(threading.current_thread()), feed(*a))[1])
+    async with response_encoder(audio_format, 24_000, None, speed, is_streaming=True) as encoder:
+        await encoder.feed(tone(1_920))
+    is_plain = audio_format in ("wav", "pcm") and speed == 1
+    assert (threads[0] is threading.main_thread()) == is_plain
 
 
-def test_a_streamed_wav_differs_in_its_sizes_alone():
-    whole, streamed = header_for("wav", 24000, 3840), header_for("wav", 24000, None)
-    assert len(whole) == len(streamed) == 44
-    assert streamed[4:8] == streamed[40:44] == b"\xff" * 4
-    assert streamed[:4] + streamed[8:40] == whole[:4] + whole[8:40]
+async def test_a_cancelled_stream_gives_its_encoder_back_after_the_call_in_progress(monkeypatch):
+    order, entered = [], threading.Event()
+    feed, close = Encoder._check_open, Encoder.close
+
+    def slow(self):
+        entered.set()
+        time.sleep(0.2)
+        order.append("fed")
+        feed(self)
+
+    def closing(self):
+        close(self)
+        order.append("closed")
+
+    monkeypatch.setattr(Encoder, "_check_open", slow)
+    monkeypatch.setattr(Encoder, "close", closing)
+
+    async def stream():
+        async with response_encoder("opus", 24_000, 48_000, 1.5, is_streaming=True) as encoder:
+            await encoder.feed(tone(1_920))
+
+    task = asyncio.create_task(stream())
+    await asyncio.to_thread(entered.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert order == ["fed", "closed"]
 
 
-def test_bare_pcm_has_no_header():
-    assert header_for("pcm", 24000, 5) == header_for("pcm", 24000, None) == b""
+async def test_an_encoder_that_can_t_be_opened_is_an_error_at_once():
+    with pytest.raises(InvalidRequest, match="sample_rate"):
+        async with response_encoder("mp3", 24_000, 44_100, 1, is_streaming=True):
+            pytest.fail("opened")
 
 
+async def test_opening_is_work_too(monkeypatch):
+    threads, opened = [], audio_formats.open_encoder
+
+    def noted(*args, **kwargs):
+        threads.append(threading.current_thread())
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(audio_formats, "open_encoder", noted)
+    async with response_encoder("aac", 24_000, None, 1, is_streaming=False) as encoder:
+        assert await encoder.feed(tone(1_920)) == b""
+        assert (await encoder.finish()).startswith(b"\xff\xf1")
+    assert threads[0] is not threading.main_thread()
+
+
+# ---------------------------------------------------------------- server-sent events
 @given(st.binary(max_size=100))
 def test_a_delta_carries_its_bytes_in_one_event(audio):
     lines = sse_delta(audio).decode().split("\n")
