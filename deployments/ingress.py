@@ -11,12 +11,14 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 
 from deployments.api_keys import ApiKeys
 from deployments.batch import BatchCall
@@ -29,13 +31,13 @@ from deployments.frontend import Frontend
 from deployments.handles import Transport, bind_ask, bind_stream
 from deployments.http_errors import describe
 from deployments.logs import send_logs_to_stderr
+from deployments.openapi import api_document
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
-from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel, ServedModels
 from deployments.speech import SpeechCall, SpeechParts
 from deployments.voice_aliases import VoiceAliases, check_no_upload_is_hidden
-from deployments.voices import UPLOAD_OPENAPI, NamedVoices
+from deployments.voices import NamedVoices
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
 from qwen3tts_core.errors import InvalidRequest, UnknownVoice
 from qwen3tts_core.model.checkpoint import resolve_checkpoint
@@ -140,11 +142,13 @@ class Ingress:
             app.add_middleware(ApiKeys, hashes=self._api_key_hashes)
         app.add_middleware(Edge)  # around everything else: errors of the layers within get its face
         app.add_exception_handler(HTTPException, _http_exception)
+        # The description is ours; FastAPI's own would know neither bodies nor refusals.
+        app.openapi = partial(api_document, self._models, bool(self._api_key_hashes))  # type: ignore[method-assign]
         add = app.add_api_route
-        add("/v1/audio/speech", self.speech, methods=["POST"], openapi_extra=_speech_openapi())
+        add("/v1/audio/speech", self.speech, methods=["POST"])
         add("/v1/audio/speech/batch", self.speech_batch, methods=["POST"])
         add("/v1/audio/voices", self.list_voices, methods=["GET"])
-        add("/v1/audio/voices", self.upload_voice, methods=["POST"], openapi_extra=UPLOAD_OPENAPI)
+        add("/v1/audio/voices", self.upload_voice, methods=["POST"])
         add("/v1/audio/voices/{name:path}", self.delete_voice, methods=["DELETE"])
         add("/v1/models", self.list_models, methods=["GET"])
         add("/v1/models/{model:path}", self.get_model, methods=["GET"])
@@ -215,18 +219,15 @@ class Ingress:
 async def _http_exception(request: Request, error: Exception) -> Response:
     """404, 405, 413, 415: as error objects too."""
     described = describe(error)
+    if described.status == 405:  # the framework knows only the first of the path's routes
+        matching = [
+            route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE
+        ]
+        described.headers["Allow"] = ", ".join(
+            sorted({method for route in matching for method in route.methods})
+        )
     described.error["message"] = f"{request.method} {request.url.path}: {described.error['message']}"
     return described.response()
-
-
-def _speech_openapi() -> dict[str, Any]:
-    """The body is parsed by hand, for our own wording of refusals; the docs still show its schema."""
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": SpeechBody.model_json_schema()}},
-        }
-    }
 
 
 def _warn_without_uvloop() -> None:
