@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from deployments.audio_formats import MEDIA_TYPES, SSE_MEDIA_TYPE
+from deployments.audio_formats import SSE_MEDIA_TYPE
 from deployments.batch import MAX_ITEMS
 from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel, ServedModels
 from deployments.voices import UPLOAD_OPENAPI
+from qwen3tts_core.audio.encoding import MEDIA_TYPES
 
 _Schema = dict[str, Any]
 
