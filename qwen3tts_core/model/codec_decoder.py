@@ -28,7 +28,7 @@ _PRE_CONV_KERNEL = 3
 _KERNEL = 7  # every other conv that looks back
 _DILATIONS = (1, 3, 9)
 _CONVNEXT_EXPANSION = 4
-_CONVNEXT_EPS = 1e-6
+CONVNEXT_EPS = 1e-6
 _CODEBOOK_EPS = 1e-5
 _SNAKE_EPS = 1e-9
 
@@ -137,7 +137,7 @@ class ConvNeXtBlock(nn.Module):
 
     def forward(self, x: Tensor, past: Past) -> Tensor:
         h = self.dwconv(x, past).transpose(1, 2)
-        h = functional.layer_norm(h, h.shape[-1:], self.norm_weight, self.norm_bias, _CONVNEXT_EPS)
+        h = functional.layer_norm(h, h.shape[-1:], self.norm_weight, self.norm_bias, CONVNEXT_EPS)
         h = functional.gelu(functional.linear(h, self.up, self.up_bias))
         h = self.gamma * functional.linear(h, self.down, self.down_bias)
         return x + h.transpose(1, 2)

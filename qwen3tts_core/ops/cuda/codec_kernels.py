@@ -1,0 +1,296 @@
+"""`CodecKernels` on a GPU: launches the Triton kernels of `codec_triton.py`.
+
+pdl: kernels overlap (ops/cuda/pdl.py); off before Hopper and where the interpreter runs them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from qwen3tts_core.ops.codec_interface import (
+    Activation,
+    CodecStep,
+    ConvOut,
+    ConvWeights,
+    Format,
+    Snake,
+    TailLayout,
+    TailSpan,
+)
+from qwen3tts_core.ops.cuda import codec_triton as kernels
+from qwen3tts_core.ops.cuda.codec_tiles import choose_conv_tile, choose_unit_tile
+from qwen3tts_core.ops.cuda.linear import launch_options
+
+
+class TritonCodecKernels:
+    """See `CodecKernels`."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, *, num_processors: int, pdl: bool = True) -> None:
+        self._device, self._num_processors, self._pdl = device, num_processors, pdl
+        self._options = launch_options(pdl)
+
+    # ------------------------------------------------------------ rows
+    def begin(
+        self, layout: TailLayout, arena: Tensor, positions: Tensor, rows: Tensor, num_valid: Tensor,
+        num_frames: int,
+    ) -> CodecStep:  # fmt: skip
+        num_rows, width = len(rows), layout.num_copied
+        step = CodecStep(
+            num_rows, num_frames,
+            position=torch.empty(num_rows, dtype=torch.int64, device=self._device),
+            wide=self._empty(torch.float32, num_rows, width),
+            front=self._empty(layout.front.dtype, layout.front.planes, num_rows, width),
+            stack=self._empty(layout.stack.dtype, layout.stack.planes, num_rows, width),
+            arena=arena, rows=rows, num_valid=num_valid, positions=positions,
+        )  # fmt: skip
+        kernels.begin_kernel[(len(layout.lines), num_rows)](
+            layout.lines, arena, positions, rows, step.position, step.wide, step.front, step.stack,
+            arena.shape[1], width, num_rows * width,
+            FRONT_PLANES=layout.front.planes, STACK_PLANES=layout.stack.planes,
+            BLOCK_C=triton.next_power_of_2(layout.max_channels), PDL=self._pdl, num_warps=4, **self._options,
+        )  # fmt: skip
+        return step
+
+    def begin_fresh(self, layout: TailLayout, num_rows: int, num_frames: int) -> CodecStep:
+        def zeros(dtype: torch.dtype, planes: int) -> Tensor:
+            return torch.zeros(planes, layout.max_reach, dtype=dtype, device=self._device)
+
+        return CodecStep(
+            num_rows, num_frames,
+            position=torch.zeros(num_rows, dtype=torch.int64, device=self._device),
+            wide=zeros(torch.float32, 1)[0],
+            front=zeros(layout.front.dtype, layout.front.planes),
+            stack=zeros(layout.stack.dtype, layout.stack.planes),
+        )  # fmt: skip
+
+    def _empty(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    # ------------------------------------------------------------ layers
+    def lookup(self, step: CodecStep, codes: Tensor, table: Tensor, form: Format) -> Tensor:
+        num_groups, num_codes, width = table.shape
+        num_rows = step.num_rows * step.num_frames
+        out = self._empty(form.dtype, form.planes, num_rows, width)
+        block = min(256, triton.next_power_of_2(width))
+        kernels.lookup_kernel[(num_rows, triton.cdiv(width, block))](
+            codes, table, out, width, num_codes, out.stride(0),
+            G=num_groups, OUT_PLANES=form.planes, BLOCK_C=block, PDL=self._pdl, num_warps=2, **self._options,
+        )  # fmt: skip
+        return out
+
+    def conv(
+        self,
+        step: CodecStep,
+        x: Tensor,
+        weights: ConvWeights,
+        *,
+        tail: TailSpan | None = None,
+        residual: Tensor | None = None,
+        activation: Activation = None,
+        out: Format | None = None,
+        raw: torch.dtype | None = None,
+        norm: tuple[Tensor, float] | None = None,
+        sums: bool = False,
+    ) -> ConvOut:
+        planes, num_rows, num_in = x.shape
+        n = weights.planes.shape[1]
+        tile = choose_conv_tile(num_rows, n, num_in, planes, num_processors=self._num_processors)
+        n_tiles = triton.cdiv(n, tile.block_n)
+        width = n // 2 if activation == "gated" else n
+        snake = activation if isinstance(activation, Snake) else None
+        made = ConvOut(
+            raw=None if raw is None else self._empty(raw, num_rows, n),
+            planes=None if out is None else self._empty(out.dtype, out.planes, num_rows, width),
+            sums=self._empty(torch.float32, num_rows, n_tiles) if sums else None,
+        )
+        num_tiles = triton.cdiv(num_rows, tile.block_m) * n_tiles
+        keepers = _num_keepers(step, tail)
+        kernels.conv_kernel[(num_tiles + keepers * step.num_rows,)](
+            x, _tail(step, tail, x), weights.planes,
+            _or(weights.bias, x), _or(residual, x),
+            snake.frequency if snake else x, snake.gain if snake else x, norm[0] if norm else x,
+            _or(made.raw, x), _or(made.planes, x), _or(made.sums, x),
+            *_arena(step, x), num_tiles, keepers,
+            num_rows, num_rows // step.num_rows, n, num_in, weights.taps, weights.dilation,
+            weights.num_out, weights.inv_scale,
+            norm[1] if norm else 0.0, norm[0].shape[1] if norm else 0,
+            x.stride(0), _tail(step, tail, x).stride(0), weights.planes.stride(0),
+            made.planes.stride(0) if made.planes is not None else 0,
+            *_tail_place(step, tail), *_kept(step, tail),
+            PLANES=planes, OUT_PLANES=out.planes if out else 0,
+            ACTIVATION=_activation_code(activation),
+            HAS_BIAS=weights.bias is not None, HAS_RESIDUAL=residual is not None, HAS_RAW=raw is not None,
+            HAS_NORM=norm is not None, HAS_SUMS=sums, HAS_KEEP=keepers > 0, N_STEPS=weights.stride > 1,
+            EVEN_C=num_in % tile.block_k == 0,
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, PREFETCH=tile.prefetch,
+            PDL=self._pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, **self._options,
+        )  # fmt: skip
+        return _by_steps(made, weights)
+
+    def residual_unit(
+        self,
+        step: CodecStep,
+        x: Tensor,
+        residual: Tensor,
+        first: ConvWeights,
+        between: Snake,
+        second: ConvWeights,
+        *,
+        tail: TailSpan,
+        activation: Snake,
+        out: Format,
+        raw: torch.dtype | None,
+    ) -> ConvOut:
+        planes, num_rows, width = x.shape
+        tile = choose_unit_tile(num_rows, width, planes, num_processors=self._num_processors)
+        if tile is None:  # too many channels for one program
+            form = Format(x.dtype, planes)
+            h = self.conv(step, x, first, tail=tail, activation=between, out=form).narrow
+            return self.conv(step, h, second, residual=residual, activation=activation, out=out, raw=raw)
+        made = ConvOut(
+            raw=None if raw is None else self._empty(raw, num_rows, width),
+            planes=self._empty(out.dtype, out.planes, num_rows, width),
+            sums=None,
+        )
+        assert first.bias is not None
+        assert second.bias is not None
+        num_tiles, keepers = triton.cdiv(num_rows, tile.block_m), _num_keepers(step, tail)
+        kernels.unit_kernel[(num_tiles + keepers * step.num_rows,)](
+            x, _tail(step, tail, x), residual,
+            first.planes, first.bias, between.frequency, between.gain,
+            second.planes, second.bias, activation.frequency, activation.gain,
+            _or(made.raw, x), made.narrow, *_arena(step, x), num_tiles, keepers,
+            num_rows, num_rows // step.num_rows, width, first.taps, first.dilation,
+            first.inv_scale, second.inv_scale,
+            x.stride(0), _tail(step, tail, x).stride(0), first.planes.stride(0), second.planes.stride(0),
+            made.narrow.stride(0), *_tail_place(step, tail), *_kept(step, tail),
+            PLANES=planes, OUT_PLANES=out.planes, HAS_RAW=raw is not None, HAS_KEEP=keepers > 0,
+            EVEN_C=width % tile.block_k == 0,
+            BLOCK_M=tile.block_m, N0=tile.n0, N1=tile.n1, BLOCK_K=tile.block_k, PREFETCH=tile.prefetch,
+            PDL=self._pdl, num_warps=tile.num_warps, num_stages=tile.num_stages, **self._options,
+        )  # fmt: skip
+        return made
+
+    def depthwise_norm(
+        self, step: CodecStep, x: Tensor, weight: Tensor, bias: Tensor,
+        norm_weight: Tensor, norm_bias: Tensor, eps: float, tail: TailSpan, form: Format,
+    ) -> Tensor:  # fmt: skip
+        num_rows, width = x.shape
+        out = self._empty(form.dtype, form.planes, num_rows, width)
+        kernels.depthwise_norm_kernel[(num_rows,)](
+            x, step.wide, weight, bias, norm_weight, norm_bias, out, *_arena(step, x),
+            num_rows // step.num_rows, width, *_tail_place(step, tail), out.stride(0), *_kept(step, tail), eps,
+            TAPS=len(weight), OUT_PLANES=form.planes, HAS_KEEP=step.arena is not None, BLOCK_C=triton.next_power_of_2(width),
+            PDL=self._pdl, num_warps=4, **self._options,
+        )  # fmt: skip
+        return out
+
+    def rope(self, step: CodecStep, inverse_frequency: Tensor) -> tuple[Tensor, Tensor]:
+        num_rows, half = step.num_rows * step.num_frames, len(inverse_frequency)
+        cos, sin = (self._empty(torch.float32, num_rows, half) for _ in range(2))
+        kernels.rope_kernel[(num_rows,)](
+            inverse_frequency, cos, sin, step.position, step.num_frames, half,
+            HALF=triton.next_power_of_2(half), PDL=self._pdl, num_warps=1, **self._options,
+        )  # fmt: skip
+        return cos, sin
+
+    def attention(
+        self, step: CodecStep, qkv: Tensor, rope: tuple[Tensor, Tensor], ring: TailSpan, num_heads: int,
+        form: Format,
+    ) -> Tensor:  # fmt: skip
+        head_dim = 2 * rope[0].shape[1]
+        num_kv_heads = (qkv.shape[1] // head_dim - num_heads) // 2
+        out = self._empty(form.dtype, form.planes, len(qkv), num_heads * head_dim)
+        is_short = step.num_frames <= 16
+        block_q = 16 if is_short else 32
+        has_arena = step.arena is not None and ring.length > 0
+        splits = 1 if step.arena is not None else triton.cdiv(step.num_frames, block_q)
+        kernels.attention_kernel[(step.num_rows * num_kv_heads, splits)](
+            qkv, *rope, out, *_arena(step, qkv),
+            step.num_frames, out.stride(0), *_kept(step, ring)[:2], splits, head_dim**-0.5,
+            H=num_heads, KVH=num_kv_heads, E=head_dim, PAST=ring.length,
+            HALF=max(16, triton.next_power_of_2(head_dim // 2)),
+            FULL=max(16, triton.next_power_of_2(head_dim)), BLOCK_Q=block_q, BLOCK_T=64 if is_short else 32,
+            OUT_PLANES=form.planes, HAS_ARENA=has_arena, PDL=self._pdl, num_warps=4, num_stages=2,
+            **self._options,
+        )  # fmt: skip
+        return out
+
+    def wave(self, step: CodecStep, x: Tensor, weights: Tensor, bias: float, tail: TailSpan) -> Tensor:
+        return self._wave(step, x, weights, bias, tail, torch.float32)
+
+    def samples(self, step: CodecStep, x: Tensor, weights: Tensor, bias: float, tail: TailSpan) -> Tensor:
+        return self._wave(step, x, weights, bias, tail, torch.int16)
+
+    def _wave(
+        self, step: CodecStep, x: Tensor, weights: Tensor, bias: float, tail: TailSpan, dtype: torch.dtype
+    ) -> Tensor:
+        planes, num_rows, width = x.shape
+        out = self._empty(dtype, step.num_rows, num_rows // step.num_rows)
+        tails, block_m = step.tails(tail), 32
+        num_tiles, keepers = triton.cdiv(num_rows, block_m), _num_keepers(step, tail)
+        kernels.wave_kernel[(num_tiles + keepers * step.num_rows,)](
+            x, tails, weights, out, _or(step.positions, x), *_arena(step, x), num_tiles, keepers,
+            num_rows, num_rows // step.num_rows, width, bias,
+            x.stride(0), tails.stride(0), *_tail_place(step, tail), *_kept(step, tail),
+            TAPS=len(weights), PLANES=planes, QUANTIZE=dtype == torch.int16, HAS_KEEP=keepers > 0,
+            BLOCK_M=block_m, BLOCK_C=triton.next_power_of_2(width), PDL=self._pdl, num_warps=4, **self._options,
+        )  # fmt: skip
+        return out
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    """A kernel takes an address for every pointer, also for those it never follows."""
+    return other if tensor is None else tensor
+
+
+def _arena(step: CodecStep, other: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        _or(step.arena, other),
+        _or(step.rows, step.position),
+        _or(step.num_valid, step.position),
+        step.position,
+    )
+
+
+def _kept(step: CodecStep, keep: TailSpan | None) -> tuple[int, int, int, int]:
+    """row_size, offset, length, rate."""
+    if keep is None or step.arena is None:
+        return 0, 0, 1, 0
+    return step.arena.shape[1], keep.offset, max(keep.length, 1), keep.rate
+
+
+def _num_keepers(step: CodecStep, tail: TailSpan | None) -> int:
+    """Programs a row that bring the tail up to date; one at least, which also ends the step in `wave_kernel`."""
+    if tail is None or step.arena is None or not tail.length:
+        return 0
+    return triton.cdiv(tail.size, kernels.KEEP_BLOCK.value)
+
+
+def _tail(step: CodecStep, tail: TailSpan | None, other: Tensor) -> Tensor:
+    return other if tail is None else step.tails(tail)
+
+
+def _tail_place(step: CodecStep, tail: TailSpan | None) -> tuple[int, int]:
+    """Row stride and offset in the buffer of tails; without an arena all rows read the same zeros."""
+    if tail is None or step.arena is None:
+        return 0, 0
+    return step.wide.shape[1], tail.offset
+
+
+def _activation_code(activation: Activation) -> int:
+    if isinstance(activation, Snake):
+        return int(kernels.SNAKE.value)
+    return {None: 0, "gelu": int(kernels.GELU.value), "gated": int(kernels.GATED.value)}[activation]
+
+
+def _by_steps(made: ConvOut, weights: ConvWeights) -> ConvOut:
+    """[M, stride * C] is [M * stride, C]."""
+    if weights.stride > 1:
+        made.raw = None if made.raw is None else made.raw.view(-1, weights.num_out)
+        made.planes = None if made.planes is None else made.planes.view(len(made.planes), -1, weights.num_out)
+    return made
