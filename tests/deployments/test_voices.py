@@ -200,12 +200,16 @@ async def test_a_bad_upload_is_refused_by_name_and_leaves_nothing(open_base, tmp
         call = await send(chain, **fields)
         assert (call.status, error_of(call)["param"]) == (status, param), call.body
         assert list((tmp_path / "voices").iterdir()) == []
+        if param == "name":
+            assert chain.encoder_handles["base"].calls.count("encode") == 0
 
 
 async def test_a_clip_too_large_is_413_before_it_is_read_whole(open_base):
     async with open_base(policy=FetchPolicy(max_bytes=50_000)) as chain:
         assert (await send(chain, name="ada", audio_sample=CLIP)).status == 413  # 96,044 bytes
-        assert (await send(chain, name="ada", audio_sample=CLIP * 40)).status == 413
+        huge = await send(chain, name="ada", audio_sample=CLIP * 40)
+        assert huge.status == 413
+        assert "body is larger" in error_of(huge)["message"]
         assert chain.encoder_handles["base"].calls.count("encode") == 0
 
 
