@@ -1,13 +1,16 @@
 """The pieces of a long text, each an utterance of its own, joined into one stream of audio.
 
-    piece 0   1 3 8 16 25 … stop
-    piece 1     └ started ………… 1 3 8 16 25 … stop
-    piece 2                       └ started ………… 1 3 8 …
-              ────────────── one stream, frames counted on ──────────────>
+    piece 0   1 3 8 16 25 … 25 stop
+    piece 1                 └ started …… 1 3 8 16 25 … stop
+    piece 2                                          └ started …… 1 3 …
+              ──────────── one stream, frames counted on ────────────>
 
-Once a piece's first chunk is written the next piece is started, so that it speaks while the one before is
-still on its way, and there is no gap; never more than one ahead. That one may be refused by a full server: the
-stream that runs already is worth waiting for a place. The first piece never waits.
+When a piece's last chunk is here the next piece is started, before that chunk is passed on: its first audio, some
+milliseconds away, is there long before the seconds that were sent are played. Not earlier, for two reasons: a long
+text holds one place in the engines like any other request, and its pieces are never batched with each other. That
+would flip the last bit of samples now and then (a batch's size shows in the rounding), and a whole response would
+differ from a streamed one. A later piece may be refused by a full server: the stream that runs already
+is worth waiting for a place. The first piece never waits.
 """
 
 from __future__ import annotations
@@ -44,21 +47,21 @@ async def join_pieces(
     Closing it, or any error, cancels the running piece and the one started ahead.
     """
     total = _Total(max_frames)
-    piece, ahead = _Piece(start, requests[0], samples_per_frame), None
+    piece = _Piece(start, requests[0], samples_per_frame)
+    ahead: _Piece | None = None
     try:
         for following in (*requests[1:], None):
             while not piece.is_over:
                 chunk = total.add(await piece.next_chunk(), is_last_piece=following is None)
+                if piece.is_over and chunk.finish is None:
+                    assert following is not None, "the last piece's end is the end of all"
+                    ahead = _Piece(start, following, samples_per_frame)
+                    ahead.open_ahead(patience_s)
                 if chunk.num_frames or chunk.finish:
                     yield chunk
                 if chunk.finish is not None:
                     return
-                if (
-                    following is not None and ahead is None
-                ):  # after its first chunk is written: that one is urgent
-                    ahead = _Piece(start, following, samples_per_frame)
-                    ahead.open_ahead(patience_s)
-            assert ahead is not None, "the last piece's end is the end of all"
+            assert ahead is not None, "started with the last chunk of this one"
             piece, ahead = ahead, None
     finally:
         for unfinished in (piece, ahead):

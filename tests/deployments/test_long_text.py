@@ -105,25 +105,23 @@ async def test_the_log_says_how_many_pieces_there_were(open_chain, caplog):
 
 
 # ---------------------------------------------------------------- time
-async def test_the_next_sentence_is_begun_while_this_one_is_spoken_but_after_its_first_audio(open_chain):
+async def test_the_next_sentence_is_begun_before_the_last_of_this_one_is_sent(open_chain):
     """Row 33: no gap. And the first audio is as fast as a short text's: nothing of the others is in its way."""
-    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.02)) as chain:
-        decode, order = chain.codec.decode, []
+    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.01)) as chain:
+        decode, num_sent = chain.codec.decode, []
 
         async def noted(request):
-            order.append(("begun", request.piece))
+            num_sent.append(len(call.parts))
             async for item in decode(request):
-                order.append(("made", request.piece))
                 yield item
 
         chain.codec.decode = noted
-        call = await speak(chain, stream=True).finish()
+        call = speak(chain, stream=True)
+        await call.finish()
     assert call.body == expected_pcm(60)
-    for piece in range(NUM_PIECES):
-        made = [when for when, event in enumerate(order) if event == ("made", piece)]
-        assert len(made) == 6
-        if piece + 1 < NUM_PIECES:
-            assert made[0] < order.index(("begun", piece + 1)) < made[-1]
+    assert len(call.parts) == 6 * NUM_PIECES
+    # The call itself begins a turn or two of the event loop after it was started, as in Serve.
+    assert all(5 <= sent - 6 * piece <= 6 for piece, sent in enumerate(num_sent[1:]))
 
 
 # ---------------------------------------------------------------- limits
@@ -231,13 +229,13 @@ async def test_a_fault_in_a_later_piece_is_never_a_clean_end(open_chain, mode):
 
 
 @pytest.mark.parametrize("mode", [{}, {"stream": True}])
-async def test_a_client_that_leaves_frees_the_piece_ahead_too(open_chain, mode):
+async def test_a_client_that_leaves_frees_what_its_piece_holds(open_chain, mode):
     async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.002)) as chain:
         await until(lambda: not chain.ingress._readiness.problems())
         tasks_before = asyncio.all_tasks()
         for _ in range(20):
             call = speak(chain, max_new_tokens=4000, **mode)
-            await until(lambda: chain.num_held == 4)  # two pieces, each with a slot and a row
+            await until(lambda: chain.num_held == 2)
             await call.leave()
             await until(lambda: chain.num_held == 0)
         await until(lambda: asyncio.all_tasks() <= tasks_before)
