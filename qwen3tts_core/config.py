@@ -9,91 +9,19 @@ Source: spec sections 1.2 to 1.4.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from qwen3tts_core.errors import CheckpointMismatch
+from qwen3tts_core.json_section import JsonSection
 from qwen3tts_core.types import DrawParams, Sampling
 
 ModelType = Literal["custom_voice", "voice_design", "base"]
 _MODEL_TYPES: tuple[ModelType, ...] = ("custom_voice", "voice_design", "base")
-
-
-class _Section:
-    """One JSON object, read key by key; a missing or mistyped key is named with its full path."""
-
-    def __init__(self, path: Path, data: Mapping[str, Any], prefix: str = "") -> None:
-        self._path, self._data, self._prefix = path, data, prefix
-
-    @classmethod
-    def from_file(cls, path: Path) -> _Section:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise CheckpointMismatch(str(path), ["file is missing"]) from None
-        except ValueError as error:
-            raise CheckpointMismatch(str(path), [f"not JSON: {error}"]) from error
-        if not isinstance(data, dict):
-            raise CheckpointMismatch(str(path), [f"expected a JSON object, got {type(data).__name__}"])
-        return cls(path, data)
-
-    def _fail(self, key: str, problem: str) -> CheckpointMismatch:
-        return CheckpointMismatch(str(self._path), [f"{self._prefix}{key}: {problem}"])
-
-    def get(self, key: str, kind: type) -> Any:
-        if key not in self._data:
-            raise self._fail(key, "key is missing")
-        value = self._data[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise self._fail(key, f"expected {kind.__name__}, got {value!r}")
-        return value
-
-    def size(self, key: str) -> int:
-        value: int = self.get(key, int)
-        if value < 1:
-            raise self._fail(key, f"expected at least 1, got {value}")
-        return value
-
-    def number(self, key: str) -> float:
-        return float(self.get(key, float))
-
-    def text(self, key: str) -> str:
-        return str(self.get(key, str))
-
-    def names(self, key: str) -> Mapping[str, int]:
-        """A mapping of lower-case names to ids."""
-        raw = self.get(key, dict)
-        for name, value in raw.items():
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise self._fail(f"{key}.{name}", f"expected an id, got {value!r}")
-        return MappingProxyType({str(name).lower(): value for name, value in raw.items()})
-
-    def sizes(self, key: str) -> tuple[int, ...]:
-        raw = self.get(key, list)
-        if not raw or not all(isinstance(v, int) and v > 0 for v in raw):
-            raise self._fail(key, f"expected a list of sizes, got {raw!r}")
-        return tuple(raw)
-
-    def section(self, key: str) -> _Section:
-        return _Section(self._path, self.get(key, dict), f"{self._prefix}{key}.")
-
-    def optional(self, key: str, default: Any) -> Any:
-        """For keys that published files may leave out; the default is the documented one."""
-        value = self._data.get(key)
-        return default if value is None else value
-
-    def require(self, key: str, expected: Any) -> None:
-        """The code below computes this and nothing else; another value would be silently wrong."""
-        value = self._data.get(key, expected)
-        if value != expected:
-            raise self._fail(key, f"only {expected!r} is implemented, got {value!r}")
 
 
 # ---------------------------------------------------------------- the checkpoint
@@ -111,9 +39,11 @@ class TransformerConfig:
     rope_theta: float
 
     @classmethod
-    def _read(cls, section: _Section) -> TransformerConfig:
+    def _read(cls, section: JsonSection) -> TransformerConfig:
         section.require("hidden_act", "silu")
         section.require("attention_bias", False)
+        section.require("tie_word_embeddings", False)
+        section.require_plain_rope()
         config = cls(
             hidden_size=section.size("hidden_size"),
             intermediate_size=section.size("intermediate_size"),
@@ -121,13 +51,13 @@ class TransformerConfig:
             num_heads=section.size("num_attention_heads"),
             num_kv_heads=section.size("num_key_value_heads"),
             head_dim=section.size("head_dim"),
-            rms_norm_eps=section.number("rms_norm_eps"),
-            rope_theta=section.number("rope_theta"),
+            rms_norm_eps=section.positive("rms_norm_eps"),
+            rope_theta=section.positive("rope_theta"),
         )
         if config.num_heads % config.num_kv_heads:
-            raise section._fail("num_key_value_heads", f"must divide the {config.num_heads} heads")
+            raise section.failure("num_key_value_heads", f"must divide the {config.num_heads} heads")
         if config.head_dim % 2:
-            raise section._fail("head_dim", f"must be even for rotary positions, got {config.head_dim}")
+            raise section.failure("head_dim", f"must be even for rotary positions, got {config.head_dim}")
         return config
 
 
@@ -229,40 +159,29 @@ class CheckpointConfig:
 
         Raises CheckpointMismatch naming the file and the key.
         """
-        top = _Section.from_file(path / "config.json")
-        talker = top.section("talker_config")
-        predictor = talker.section("code_predictor_config")
-        model_type = top.text("tts_model_type")
-        if model_type not in _MODEL_TYPES:
-            raise top._fail(
-                "tts_model_type", f"expected one of {', '.join(_MODEL_TYPES)}, got {model_type!r}"
-            )
+        top = JsonSection.from_file(path / "config.json")
+        section = top.section("talker_config")
+        talker = _read_talker(section)
+        model_type = cast("ModelType", top.choice("tts_model_type", _MODEL_TYPES))
         top.require("tokenizer_type", "qwen3_tts_tokenizer_12hz")
-        codec_section = _Section.from_file(path / "speech_tokenizer" / "config.json")
-        sampling, max_new_tokens = _read_generation(_Section.from_file(path / "generation_config.json"))
+        codec_section = JsonSection.from_file(path / "speech_tokenizer" / "config.json")
+        sampling, max_new_tokens = _read_generation(JsonSection.from_file(path / "generation_config.json"))
         config = cls(
             model_type=model_type,
             model_size=top.text("tts_model_size"),
-            tts_pad_id=top.get("tts_pad_token_id", int),
-            tts_bos_id=top.get("tts_bos_token_id", int),
-            tts_eos_id=top.get("tts_eos_token_id", int),
-            talker=_read_talker(talker),
-            code_predictor=_read_predictor(predictor),
+            tts_pad_id=top.integer("tts_pad_token_id", 0, talker.text_vocab_size),
+            tts_bos_id=top.integer("tts_bos_token_id", 0, talker.text_vocab_size),
+            tts_eos_id=top.integer("tts_eos_token_id", 0, talker.text_vocab_size),
+            talker=talker,
+            code_predictor=_read_predictor(section.section("code_predictor_config")),
             codec=_read_codec(codec_section),
-            speakers=talker.names("spk_id"),
-            # A speaker that isn't listed has no dialect (quirk Q14 of the reference: a KeyError).
-            speaker_dialects=MappingProxyType(
-                {
-                    name.lower(): dialect
-                    for name, dialect in talker.optional("spk_is_dialect", {}).items()
-                    if isinstance(dialect, str)
-                }
-            ),
-            languages=talker.names("codec_language_id"),
+            speakers=section.ids("spk_id", talker.vocab_size),
+            speaker_dialects=_read_dialects(section),
+            languages=section.ids("codec_language_id", talker.vocab_size),
             sampling=sampling,
             max_new_tokens=max_new_tokens,
             speaker_encoder=_read_speaker_encoder(top) if model_type == "base" else None,
-            codec_encoder=MappingProxyType(dict(codec_section.get("encoder_config", dict))),
+            codec_encoder=codec_section.mapping("encoder_config"),
         )
         config._check_agreement(path)
         return config
@@ -280,6 +199,12 @@ class CheckpointConfig:
             problems.append(
                 f"code_predictor_config.vocab_size is {self.code_predictor.codebook_size}, "
                 f"the codec's codebook_size {self.codec.codebook_size}"
+            )
+        num_codes = self.talker.vocab_size - self.talker.num_suppressed
+        if num_codes != self.codec.codebook_size:
+            problems.append(
+                f"talker_config.vocab_size is {self.talker.vocab_size:,}, which leaves {num_codes:,} codes to draw, "
+                f"but the codec has {self.codec.codebook_size:,}"
             )
         dialects = {d for d in self.speaker_dialects.values() if d not in self.languages}
         if dialects:
@@ -300,26 +225,40 @@ def _rebuild_checkpoint_config(*values: Any) -> CheckpointConfig:
     return CheckpointConfig(*fields)
 
 
-def _read_talker(section: _Section) -> TalkerConfig:
+def _read_talker(section: JsonSection) -> TalkerConfig:
     section.require("use_sliding_window", False)
+    vocab_size = section.size("vocab_size")
     return TalkerConfig(
         transformer=TransformerConfig._read(section),
-        vocab_size=section.size("vocab_size"),
+        vocab_size=vocab_size,
         text_vocab_size=section.size("text_vocab_size"),
         text_hidden_size=section.size("text_hidden_size"),
         max_positions=section.size("max_position_embeddings"),
-        num_code_groups=section.size("num_code_groups"),
-        codec_pad_id=section.get("codec_pad_id", int),
-        codec_bos_id=section.get("codec_bos_id", int),
-        codec_eos_id=section.get("codec_eos_token_id", int),
-        codec_think_id=section.get("codec_think_id", int),
-        codec_nothink_id=section.get("codec_nothink_id", int),
-        codec_think_bos_id=section.get("codec_think_bos_id", int),
-        codec_think_eos_id=section.get("codec_think_eos_id", int),
+        num_code_groups=section.integer("num_code_groups", 2),
+        codec_pad_id=section.integer("codec_pad_id", 0, vocab_size),
+        codec_bos_id=section.integer("codec_bos_id", 0, vocab_size),
+        codec_eos_id=section.integer("codec_eos_token_id", 0, vocab_size),
+        codec_think_id=section.integer("codec_think_id", 0, vocab_size),
+        codec_nothink_id=section.integer("codec_nothink_id", 0, vocab_size),
+        codec_think_bos_id=section.integer("codec_think_bos_id", 0, vocab_size),
+        codec_think_eos_id=section.integer("codec_think_eos_id", 0, vocab_size),
     )
 
 
-def _read_predictor(section: _Section) -> CodePredictorConfig:
+def _read_dialects(section: JsonSection) -> Mapping[str, str]:
+    """Speakers that have one. Who isn't listed, or false, has none (quirk Q14 of the reference: a KeyError)."""
+    dialects = {}
+    for name, dialect in section.mapping("spk_is_dialect", {}).items():
+        if dialect is not False and not isinstance(dialect, str):
+            raise section.failure(
+                f"spk_is_dialect.{name}", f"expected a dialect's name or false, got {dialect!r}"
+            )
+        if dialect:
+            dialects[name.lower()] = dialect
+    return MappingProxyType(dialects)
+
+
+def _read_predictor(section: JsonSection) -> CodePredictorConfig:
     section.require("use_sliding_window", False)
     return CodePredictorConfig(
         transformer=TransformerConfig._read(section),
@@ -328,7 +267,7 @@ def _read_predictor(section: _Section) -> CodePredictorConfig:
     )
 
 
-def _read_codec(top: _Section) -> CodecDecoderConfig:
+def _read_codec(top: JsonSection) -> CodecDecoderConfig:
     section = top.section("decoder_config")
     config = CodecDecoderConfig(
         transformer=TransformerConfig._read(section),
@@ -342,48 +281,49 @@ def _read_codec(top: _Section) -> CodecDecoderConfig:
         upsampling_ratios=section.sizes("upsampling_ratios"),
         sample_rate_hz=top.size("output_sample_rate"),
     )
-    if top.size("decode_upsample_rate") != config.samples_per_frame:
-        raise top._fail(
+    rate = top.size("decode_upsample_rate")
+    if rate != config.samples_per_frame:
+        raise top.failure(
             "decode_upsample_rate",
-            f"says {top.size('decode_upsample_rate')}, but the decoder's rates multiply to {config.samples_per_frame}",
+            f"says {rate}, but the decoder's rates multiply to {config.samples_per_frame}",
         )
     return config
 
 
-def _read_speaker_encoder(top: _Section) -> SpeakerEncoderConfig:
+def _read_speaker_encoder(top: JsonSection) -> SpeakerEncoderConfig:
     section = top.section("speaker_encoder_config")
-    fields = SpeakerEncoderConfig.__dataclass_fields__
+    default = {name: f.default for name, f in SpeakerEncoderConfig.__dataclass_fields__.items()}
     return SpeakerEncoderConfig(
         embedding_dim=section.size("enc_dim"),
         sample_rate_hz=section.size("sample_rate"),
-        mel_dim=section.optional("mel_dim", fields["mel_dim"].default),
-        channels=tuple(section.optional("enc_channels", fields["channels"].default)),
-        kernel_sizes=tuple(section.optional("enc_kernel_sizes", fields["kernel_sizes"].default)),
-        dilations=tuple(section.optional("enc_dilations", fields["dilations"].default)),
-        attention_channels=section.optional("enc_attention_channels", fields["attention_channels"].default),
-        res2net_scale=section.optional("enc_res2net_scale", fields["res2net_scale"].default),
-        se_channels=section.optional("enc_se_channels", fields["se_channels"].default),
+        mel_dim=section.size("mel_dim", default["mel_dim"]),
+        channels=section.sizes("enc_channels", default["channels"]),
+        kernel_sizes=section.sizes("enc_kernel_sizes", default["kernel_sizes"]),
+        dilations=section.sizes("enc_dilations", default["dilations"]),
+        attention_channels=section.size("enc_attention_channels", default["attention_channels"]),
+        res2net_scale=section.size("enc_res2net_scale", default["res2net_scale"]),
+        se_channels=section.size("enc_se_channels", default["se_channels"]),
     )
 
 
-def _read_generation(section: _Section) -> tuple[Sampling, int]:
+def _read_generation(section: JsonSection) -> tuple[Sampling, int]:
     """The file wins over the hard defaults of spec 1.4, key by key."""
+    default = DrawParams()
 
     def draw(prefix: str, sample_key: str) -> DrawParams:
-        default = DrawParams()
         return DrawParams(
-            do_sample=bool(section.optional(sample_key, default.do_sample)),
-            temperature=float(section.optional(f"{prefix}temperature", default.temperature)),
-            top_k=int(section.optional(f"{prefix}top_k", default.top_k)),
-            top_p=float(section.optional(f"{prefix}top_p", default.top_p)),
+            do_sample=section.flag(sample_key, default.do_sample),
+            temperature=section.positive(f"{prefix}temperature", default=default.temperature),
+            top_k=section.integer(f"{prefix}top_k", 0, default=default.top_k),
+            top_p=section.positive(f"{prefix}top_p", 1.0, default.top_p),
         )
 
     sampling = Sampling(
         talker=draw("", "do_sample"),
         subtalker=draw("subtalker_", "subtalker_dosample"),
-        repetition_penalty=float(section.optional("repetition_penalty", Sampling().repetition_penalty)),
+        repetition_penalty=section.positive("repetition_penalty", default=Sampling().repetition_penalty),
     )
-    return sampling, int(section.optional("max_new_tokens", 2048))
+    return sampling, section.size("max_new_tokens", 2048)
 
 
 # ---------------------------------------------------------------- the engines
@@ -400,7 +340,7 @@ class TalkerEngineConfig:
         `num_slots`. prefill_buckets: packed prompt rows of one prefill; the largest is also the
         token budget between two decode steps.
     deterministic: one decode bucket, prompts prefilled singly, KV padded to one length: the same
-        bytes whatever else runs (DESIGN.md section 3).
+        bytes whatever else runs, on one machine and build.
     """
 
     num_slots: int = 8
@@ -470,7 +410,8 @@ class CodecEngineConfig:
         _check_buckets("batch_buckets", batches)
         _check_buckets("frame_buckets", frames)
         if self.deterministic:
-            batches, frames = (max(4, batches[-1]),), frames[-1:]
+            # One small batch: a large one would be padded for a single stream as well.
+            batches, frames = (max(4, min(8, batches[-1])),), frames[-1:]
         object.__setattr__(self, "batch_buckets", batches)
         object.__setattr__(self, "frame_buckets", frames)
 

@@ -14,8 +14,16 @@ PURE = (  # arithmetic and plain values: must start at once, without torch
     "qwen3tts_core.config",
     "qwen3tts_core.engine.memo",
     "qwen3tts_core.engine.outbox",
+    "qwen3tts_core.engine.codec_scheduler",
+    "qwen3tts_core.engine.frame_checks",
+    "qwen3tts_core.engine.pages",
+    "qwen3tts_core.engine.scheduler",
     "qwen3tts_core.errors",
+    "qwen3tts_core.json_section",
     "qwen3tts_core.streaming.chunk_ramp",
+    "qwen3tts_core.streaming.codec_window",
+    "qwen3tts_core.streaming.pcm",
+    "qwen3tts_core.text.sentences",
     "qwen3tts_core.types",
 )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3tts_core.config import CheckpointConfig
-from qwen3tts_core.errors import InvalidCodes, InvalidRequest
+from qwen3tts_core.errors import EngineFault, InvalidCodes, InvalidRequest
 from qwen3tts_core.model.code_predictor import CodePredictor
 from qwen3tts_core.model.layers import DecoderLayer, frozen, rope_table
 from qwen3tts_core.model.weights import SafetensorsFolder, TensorSource, WeightReader
@@ -108,8 +108,9 @@ class Talker(nn.Module):
         """The prompt as the talker reads it: [P, D].
 
         Raises InvalidRequest for a voice of another checkpoint, InvalidCodes for more reference frames
-        than the plan has rows for.
+        than the plan has rows for, EngineFault for ids that no table holds.
         """
+        self._check_ids(plan)
         text, codec = (torch.tensor(ids, device=self.device) for ids in (plan.text_ids, plan.codec_ids))
         rows = self.text_table[text.clamp(min=0)].masked_fill((text == NO_ID)[:, None], 0)
         rows += self.codec_embedding[codec.clamp(min=0)].masked_fill((codec == NO_ID)[:, None], 0)
@@ -123,6 +124,20 @@ class Talker(nn.Module):
                 raise InvalidCodes(f"{len(frames)} reference frames don't fit the prompt that was planned")
             rows[plan.reference_row : plan.reference_row + len(frames)] += frames
         return rows
+
+    def _check_ids(self, plan: PrefillPlan) -> None:
+        """A lookup beyond a table would end every stream of a GPU, not just this one."""
+        talker = self.config.talker
+        tables = {
+            "text": (plan.text_ids, talker.text_vocab_size),
+            "codec": (plan.codec_ids, talker.vocab_size),
+        }
+        tables["trailing text"] = (plan.trailing_ids or (NO_ID,), talker.text_vocab_size)
+        for name, (ids, size) in tables.items():
+            if min(ids) < NO_ID or max(ids) >= size:
+                raise EngineFault(
+                    f"the plan's {name} ids reach from {min(ids)} to {max(ids)}, the table has {size:,} rows"
+                )
 
     def _x_vector(self, reference: ReferenceVoice) -> Tensor:
         vector = np.frombuffer(reference.x_vector, dtype="<f4")

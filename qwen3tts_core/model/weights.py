@@ -64,9 +64,11 @@ class SafetensorsFolder:
             except (SafetensorError, OSError) as error:
                 raise CheckpointMismatch(str(file), [f"not a safetensors file: {error}"]) from error
         if weight_map is not None:
-            gone = sorted(set(weight_map) - set(self._home))
-            if gone:
-                raise CheckpointMismatch(str(index), [f"{name} is in no shard" for name in gone])
+            problems = [f"{name} is in no shard" for name in sorted(set(weight_map) - set(self._home))]
+            extra = sorted(set(self._home) - set(weight_map))
+            problems += [f"{name} is in a shard, but not in the index" for name in extra]
+            if problems:
+                raise CheckpointMismatch(str(index), problems)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
@@ -137,7 +139,10 @@ class WeightReader:
             got = "missing" if found is None else f"shape {list(found)}"
             self._problems.append(f"{full}: expected shape {list(shape)}, got {got}")
             return torch.zeros(shape, dtype=dtype, device=self.device)
-        return self._source.read(full, self.device).to(dtype)
+        tensor = self._source.read(full, self.device)
+        if not tensor.is_floating_point():
+            self._problems.append(f"{full}: expected floating point, got {tensor.dtype}")
+        return tensor.to(dtype)
 
     def stack(self, names: Iterable[str], *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Equal-shaped tensors stacked in front: [len(names), *shape]."""

@@ -176,6 +176,52 @@ def test_what_is_not_implemented_or_contradicts_itself_stops_the_start(edited, f
     assert named in mismatch(edited(file, key, value))
 
 
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("config.json", "tts_pad_token_id", -5),
+        ("config.json", "tts_bos_token_id", 440),  # one beyond the text vocabulary
+        ("config.json", "talker_config.codec_eos_token_id", -1),
+        ("config.json", "talker_config.codec_pad_id", 10**6),
+        ("config.json", "talker_config.spk_id.dylan", 1088),  # one beyond the codec vocabulary
+        ("config.json", "talker_config.spk_id.dylan", -3),
+        ("config.json", "talker_config.codec_language_id.english", 10**6),
+        ("config.json", "talker_config.spk_is_dialect", []),
+        ("config.json", "talker_config.spk_is_dialect.eric", 5),
+        ("config.json", "talker_config.vocab_size", 2000),
+        ("config.json", "talker_config.rope_theta", 0),
+        ("config.json", "talker_config.rms_norm_eps", -1.0),
+        ("config.json", "talker_config.rope_scaling.rope_type", "yarn"),
+        ("config.json", "talker_config.code_predictor_config.rope_scaling", {"type": "linear", "factor": 2}),
+        ("config.json", "talker_config.tie_word_embeddings", True),
+        ("speech_tokenizer/config.json", "decoder_config.rope_theta", -10),
+        ("generation_config.json", "do_sample", "false"),
+        ("generation_config.json", "subtalker_dosample", 1),
+        ("generation_config.json", "temperature", "hot"),
+        ("generation_config.json", "temperature", 0),
+        ("generation_config.json", "top_k", -1),
+        ("generation_config.json", "top_k", 5.5),
+        ("generation_config.json", "subtalker_top_p", 1.5),
+        ("generation_config.json", "repetition_penalty", 0),
+        ("generation_config.json", "max_new_tokens", 0),
+    ],
+)
+def test_a_value_that_would_fail_or_mislead_later_stops_the_start(edited, file, key, value):
+    """An id beyond its table killed the talker's loop at the first request that used it."""
+    said = mismatch(edited(file, key, value))
+    assert file in said or "these must" in said or "vocab_size" in said
+    assert key.split(".")[-1] in said or key in said
+
+
+def test_null_is_the_same_as_absent_where_a_default_is_documented(edited):
+    assert (
+        CheckpointConfig.from_checkpoint(
+            edited("generation_config.json", "top_k", None)
+        ).sampling.talker.top_k
+        == 50
+    )
+
+
 # ---------------------------------------------------------------- engines
 @given(st.integers(1, 300))
 def test_decode_buckets_reach_every_number_of_rows_up_to_the_slots(num_slots):

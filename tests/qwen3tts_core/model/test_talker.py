@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen3tts_core.errors import CheckpointMismatch, InvalidCodes, InvalidRequest
+from qwen3tts_core.errors import CheckpointMismatch, EngineFault, InvalidCodes, InvalidRequest
 from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.reference import ReferenceOps
 from qwen3tts_core.types import NO_ID, PrefillPlan, ReferenceVoice
@@ -201,3 +201,18 @@ def test_a_start_lists_every_tensor_that_is_missing_or_left_over():
         )
     named = [problem.partition(":")[0] for problem in caught.value.problems]
     assert named == ["talker.model.norm.weight", "talker.model.layers.2.mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize(
+    ("field", "ids"),
+    [
+        ("text_ids", (3, 10**6)),
+        ("text_ids", (-7, 3)),
+        ("codec_ids", (NO_ID, 10**6)),
+        ("trailing_ids", (10**6,)),
+    ],
+)
+def test_ids_that_no_table_holds_are_told_before_the_lookup(field, ids):
+    plan = replace(PrefillPlan((3, 4), (NO_ID, 5), ()), **{field: ids})
+    with pytest.raises(EngineFault, match=str(max(ids, key=abs))):
+        small.prompt_rows(plan)

@@ -148,3 +148,22 @@ def test_a_tensor_that_no_shard_holds_is_named(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
     with pytest.raises(CheckpointMismatch, match="b is in no shard"):
         SafetensorsFolder(tmp_path)
+
+
+def test_a_tensor_that_the_index_leaves_out_is_named(tmp_path):
+    save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, tmp_path / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    with pytest.raises(CheckpointMismatch, match="b is in a shard, but not in the index"):
+        SafetensorsFolder(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64])
+def test_a_weight_that_is_no_floating_point_number_is_reported(tmp_path, dtype):
+    """Quantised weights need scales that nothing here would apply."""
+    save_file({"talker.norm.weight": torch.ones(4, dtype=dtype)}, tmp_path / "model.safetensors")
+    reader = open_reader(tmp_path)
+    reader.take("norm.weight", 4)
+    (problem,) = problems_of(reader)
+    assert "talker.norm.weight" in problem
+    assert str(dtype) in problem
