@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from qwen3tts_core.audio.encoding import AudioFormat, Encoder, is_plain, open_encoder
+from qwen3tts_core.audio.encoding import AudioFormat, Encoder, is_plain, missing_formats, open_encoder
+
+logger = logging.getLogger(__name__)
 
 SSE_MEDIA_TYPE = "text/event-stream"
+
+
+def warn_of_missing_formats() -> None:
+    """Say once what will be refused. Loads the libraries as well, so that no request waits for that."""
+    if missing := missing_formats():
+        logger.warning("requests for %s will be refused: no encoder on this machine", ", ".join(missing))
 
 
 class ResponseEncoder:

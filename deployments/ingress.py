@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 
 from deployments.api_keys import ApiKeys
+from deployments.audio_formats import warn_of_missing_formats
 from deployments.batch import BatchCall
 from deployments.bodies import SMALL_BODY_BYTES, BodyReader
 from deployments.catalogue import describe_model, describe_voice, describe_voices
@@ -86,6 +87,7 @@ class Ingress:
         """handles: of every deployment of the app, by its name."""
         send_logs_to_stderr()
         _warn_without_uvloop()
+        warn_of_missing_formats()
         frontends = [
             Frontend.from_checkpoint(
                 resolve_checkpoint(model.checkpoint),

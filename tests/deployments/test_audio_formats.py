@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deployments import audio_formats
 from deployments.audio_formats import response_encoder, sse_delta, sse_event
+from qwen3tts_core.audio import compressed
 from qwen3tts_core.audio.encoding import Encoder
 from qwen3tts_core.errors import InvalidRequest
 from tests.outside_decoder import tone
@@ -75,6 +76,16 @@ async def test_opening_is_work_too(monkeypatch):
         assert await encoder.feed(tone(1_920)) == b""
         assert (await encoder.finish()).startswith(b"\xff\xf1")
     assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(("codec", "num_lines"), [("libnosuch", 1), ("libopus", 0)])
+async def test_an_ingress_says_as_it_starts_which_formats_it_will_refuse(
+    open_chain, monkeypatch, caplog, codec, num_lines
+):
+    monkeypatch.setitem(compressed._KINDS, "opus", compressed._KINDS["opus"]._replace(codec=codec))
+    async with open_chain():
+        lines = [record.message for record in caplog.records if record.name == "deployments.audio_formats"]
+    assert lines == ["requests for opus will be refused: no encoder on this machine"] * num_lines
 
 
 # ---------------------------------------------------------------- server-sent events
