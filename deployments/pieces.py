@@ -51,9 +51,12 @@ async def join_pieces(
     ahead: _Piece | None = None
     try:
         for following in (*requests[1:], None):
-            while not piece.is_over:
-                chunk = total.add(await piece.next_chunk(), is_last_piece=following is None)
-                if piece.is_over and chunk.finish is None:
+            is_over = False
+            while not is_over:
+                own = await piece.next_chunk()
+                is_over = own.finish is not None
+                chunk = total.add(own, is_last_piece=following is None)
+                if is_over and chunk.finish is None:
                     assert following is not None, "the last piece's end is the end of all"
                     ahead = _Piece(start, following, samples_per_frame)
                     ahead.open_ahead(patience_s)
@@ -77,7 +80,7 @@ class _Piece:
         self._stream: ItemStream | None = None
         self._opening: asyncio.Task[bytes] | None = None
         self._num_frames = 0
-        self.is_over = False
+        self._is_over = False
 
     def open_ahead(self, patience_s: float) -> None:
         """Start it now; its first item is awaited in the background, and kept until somebody asks."""
@@ -100,13 +103,13 @@ class _Piece:
                 f"got frame {chunk.first_frame} with {len(chunk.pcm)}"
             )
         self._num_frames += chunk.num_frames
-        self.is_over = chunk.finish is not None
+        self._is_over = chunk.finish is not None
         return chunk
 
     def cancel(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
-        if self._stream is not None and not self.is_over:
+        if self._stream is not None and not self._is_over:
             self._stream.cancel()
 
     async def _first_item(self, stream: ItemStream, patience_s: float) -> bytes:
