@@ -90,6 +90,16 @@ async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base
         assert (await speak(chain, **clone).finish()).status == 200, "what was encoded meanwhile is kept"
 
 
+async def test_one_clock_runs_over_all_the_waits(open_base):
+    encoder = FakeReferenceEncoder(seconds=0.3)
+    clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
+    slow = Script(seconds_per_item=0.3)
+    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=0.5) as chain:
+        assert (await speak(chain, **clone).finish()).status == 504
+        assert len(chain.talker_engine.requests) == 1
+        assert (await speak(chain, **clone).finish()).status == 200, "the clip is remembered"
+
+
 async def test_0_is_no_deadline(open_chain):
     async with open_chain(talker=Script(seconds_per_item=0.2), first_audio_timeout_s=0) as chain:
         assert (await speak(chain).finish()).status == 200

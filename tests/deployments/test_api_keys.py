@@ -105,6 +105,15 @@ async def test_health_is_open_under_any_prefix(open_locked):
     assert seen == ["/tts/health"]
 
 
+async def test_a_client_that_fills_one_header_with_nonsense_may_use_the_other(open_locked):
+    async with open_locked() as chain:
+        for headers in (
+            {"authorization": f"Bearer {KEYS[0]}", "x_api_key": "none"},
+            {"authorization": "Bearer none", "x_api_key": KEYS[0]},
+        ):
+            assert (await speak(chain, headers)).status == 200
+
+
 async def test_without_keys_nobody_is_asked(open_chain):
     async with open_chain() as chain:
         assert (await speak(chain)).status == 200

@@ -143,6 +143,29 @@ async def test_events_are_as_described(open_all):
         validator.validate({**events_sent[-1], "seed": "3"})
 
 
+REFUSED = {
+    413: (b" " * (1 << 27), {}),
+    415: (b"{}", {}),
+    500: (b"", {"talker": Script(fail_after_frames=0)}),
+    503: (b"", {"talker": Script(capacity=0)}),
+    504: (b"", {"talker": Script(seconds_per_item=1.0), "first_audio_timeout_s": 0.1}),
+}
+
+
+@pytest.mark.parametrize("status", REFUSED)
+async def test_what_schemathesis_cannot_bring_about_is_described_too(open_chain, status):
+    body, chain_args = REFUSED[status]
+    async with open_chain(**chain_args) as chain:
+        responses = (await document_of(chain))["paths"]["/v1/audio/speech"]["post"]["responses"]
+        content_type = "text/plain" if status == 415 else "application/json"
+        body = body or json.dumps({"input": "Hello there."}).encode()
+        call = await chain.call("POST", "/v1/audio/speech", body, content_type=content_type).finish()
+    assert call.status == status
+    assert str(status) in responses
+    for name, header in responses[str(status)].get("headers", {}).items():
+        assert not header["required"] or name.lower() in call.headers
+
+
 # ---------------------------------------------------------------- schemathesis
 class Bridge:
     """The app on the loop where its engines live, for a client that brings a loop of its own."""
@@ -181,9 +204,11 @@ class Bridge:
         return sent
 
 
-def hunt(app):
+def hunt(app, headers):
     """Every phase of schemathesis; what it found, and how many scenarios each phase ran."""
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=SchemathesisConfig.from_dict(CONFIG))
+    auth = {"auth": {"openapi": {"header": {"api_key": headers["X-API-Key"]}}}} if headers else {}
+    config = SchemathesisConfig.from_dict({**CONFIG, **auth})
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app, config=config, headers=headers)
     found, ran = [], Counter()
     for event in from_schema(schema).execute():
         if isinstance(event, events.ScenarioFinished):
@@ -202,15 +227,17 @@ def hunt(app):
 
 
 @pytest.mark.timeout(240)
-async def test_schemathesis_finds_nothing(open_all):
-    async with open_all() as chain:
+@pytest.mark.parametrize("key", [None, KEY])
+async def test_schemathesis_finds_nothing(open_all, key):
+    headers = {} if key is None else {"X-API-Key": key}
+    hashes = () if key is None else (hashlib.sha256(key.encode()).digest(),)
+    async with open_all(api_key_hashes=hashes) as chain:
         await until(lambda: not chain.ingress._readiness.problems())
         body, content_type = form(audio_sample=wav_clip(), name="ada", ref_text="Hello.")
-        assert (
-            await chain.call("POST", "/v1/audio/voices", body, content_type=content_type).finish()
-        ).status == 200
+        upload = chain.call("POST", "/v1/audio/voices", body, content_type=content_type, **headers)
+        assert (await upload.finish()).status == 200
         bridge = Bridge(chain.app, asyncio.get_running_loop())
-        found, ran = await asyncio.to_thread(hunt, bridge)
+        found, ran = await asyncio.to_thread(hunt, bridge, headers)
         await until(lambda: chain.num_held == 0)
     assert not found, "\n\n".join(found)
     assert {"examples", "coverage", "fuzzing"} <= set(ran)

@@ -69,7 +69,7 @@ async def test_an_alias_may_not_hide_an_uploaded_voice(open_base):
 @pytest.mark.parametrize("name", ["alloy", "Alloy", "ALLOY"])
 async def test_an_alias_speaks_as_its_voice_in_any_case(open_chain, field, name):
     """known_faults row 17: an alias is honoured, and nothing falls back in silence."""
-    async with open_chain(voice_aliases={"alloy": "serena"}) as chain:
+    async with open_chain(voice_aliases={"Alloy": "Serena"}) as chain:
         for fields in ({field: name}, {"voice": "serena"}, {"voice": "vivian"}):
             assert (await speak(chain, **fields)).status == 200
         alias, own, other = (request.plan for request in chain.talker_engine.requests)
