@@ -3,7 +3,8 @@
     python -m deployments.launch [--fast] serve_configs/tiny_cpu.yaml
 
 Adds nothing that `serve run CONFIG` lacks but a person's comforts: settings that must be there
-before Ray starts, an early word about a taken port, one about readiness, and a first sentence.
+before Ray starts, an early word about a taken port, one about readiness, and a first sentence; and
+an end, with the reason, to a start that has failed. The child, `serve_child.py`, never outlives this.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import yaml
@@ -27,6 +30,8 @@ import yaml
 HELLO = {"input": "Hello there, how are you today?", "seed": 1}
 HELLO_FILE = Path("build") / "hello.wav"
 _SAY_AGAIN_AFTER_S = 30
+_ENDINGS = ((signal.SIGINT, 60.0), (signal.SIGTERM, 15.0), (signal.SIGKILL, 15.0))
+"""What ends the child, and how long each may take: Serve's own shutdown, Ray's alone, none."""
 
 _ALWAYS = {
     "RAY_AUTH_MODE": "disabled",  # unset, it depends on which Ray command ran on this machine before
@@ -64,7 +69,8 @@ def main() -> int:
         return _give_up(problem)
     for name, value in {**_ALWAYS, **(_FAST if arguments.fast else {})}.items():
         os.environ.setdefault(name, value)
-    return run(arguments.config, address)
+    _say(f"starting Ray Serve with {arguments.config}; this takes half a minute or so, more the first time")
+    return run([sys.executable, "-m", "deployments.serve_child", str(arguments.config)], address)
 
 
 def read_address(config: Path) -> Address:
@@ -89,35 +95,86 @@ def find_problem(address: Address) -> str | None:
     return None
 
 
-def run(config: Path, address: Address) -> int:
-    """Serve until interrupted; the exit status of `serve run`."""
-    _say(f"starting Ray Serve with {config}; this takes half a minute or so, more the first time")
-    serve = subprocess.Popen([Path(sys.executable).with_name("serve"), "run", str(config)])
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C reaches the child by itself; SIGTERM does not
-        signal.signal(number, lambda *_: serve.send_signal(signal.SIGINT))
-    if wait_until_ready(serve, address):
+def run(command: Sequence[str], address: Address) -> int:
+    """Serve until interrupted (SIGINT, SIGTERM) or until the start has failed; an exit status.
+
+    command: of the child; a file descriptor is added, to which it writes why it can't start.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):  # set even where a script's shell had SIGINT ignored
+        signal.signal(number, _interrupt)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    # A session of its own: a terminal's Ctrl-C would reach it a second time, in the midst of its shutdown.
+    serve = subprocess.Popen([*command, str(writing)], pass_fds=[writing], start_new_session=True)
+    os.close(writing)
+    try:
+        problem = wait_until_ready(serve, address, reading)
+        if problem is not None:
+            end(serve)  # first: its last words would hide ours
+            return _give_up(problem)
         _say(f"ready at {address.url}")
-        speak_once(address)
+        _try_to_speak(address)
         _say("Ctrl-C ends it")
-    return serve.wait()
+        serve.wait()
+    except KeyboardInterrupt:
+        _say("ending; again, to end it the hard way")
+    finally:
+        end(serve)
+        os.close(reading)
+    return serve.returncode if serve.returncode >= 0 else 128 - serve.returncode
 
 
-def wait_until_ready(serve: subprocess.Popen[bytes], address: Address) -> bool:
-    """Poll `/health`; False when the server has ended instead."""
+def wait_until_ready(serve: subprocess.Popen[bytes], address: Address, failures: int) -> str | None:
+    """Poll `/health` until it is 200; or what went wrong instead. failures: the pipe's end, not blocking."""
     began = said = time.monotonic()
     while serve.poll() is None:
+        if failure := _read_now(failures):
+            return failure
         try:
             with urllib.request.urlopen(f"{address.url}/health", timeout=5) as answer:
                 if answer.status == 200:
-                    return True
-        except (urllib.error.URLError, OSError):
+                    return None
+        except OSError:
             pass  # not listening yet, or not ready: both are told by the line below
         now = time.monotonic()
         if now - said > _SAY_AGAIN_AFTER_S:
             said = now
             _say(f"still starting after {now - began:.0f} s; what happens is in the lines above")
         time.sleep(0.5)
-    return False
+    return _read_now(failures) or f"Serve has ended (status {serve.returncode}); why is in the lines above"
+
+
+def end(serve: subprocess.Popen[bytes]) -> None:
+    """Ask politely, then less so; each within its time, or until the user asks again."""
+    for number, patience_s in _ENDINGS:
+        if serve.poll() is not None:
+            return
+        serve.send_signal(number)
+        try:
+            serve.wait(patience_s)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            _say(f"{number.name} has not ended it")
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _read_now(pipe: int) -> str:
+    try:
+        return os.read(pipe, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
+
+
+def _try_to_speak(address: Address) -> None:
+    """A server that refuses the first sentence still serves: say why, and go on."""
+    try:
+        speak_once(address)
+    except urllib.error.HTTPError as error:
+        _say(f"the first sentence was refused: {error.code} {error.read(2_000).decode(errors='replace')}")
+    except (OSError, ValueError, LookupError) as error:
+        _say(f"the first sentence failed: {error!r}")
 
 
 def speak_once(address: Address) -> None:

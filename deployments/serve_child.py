@@ -1,0 +1,85 @@
+"""`serve run CONFIG`, which also tells the launcher that an application can't start.
+
+    python -m deployments.serve_child CONFIG PIPE
+
+`serve run` itself only logs a failed start and then waits for ever. Here a thread of the same process,
+so of the same cluster, looks at Serve's status, and writes what failed, one line, to the pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.scripts import cli
+
+_PERIOD_S = 1.0
+_LONGEST_LINE = 1_000
+
+
+def main() -> None:
+    config, pipe = sys.argv[1], int(sys.argv[2])
+    # A shell that starts the launcher in the background makes it ignore SIGINT, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_watch, args=(pipe, os.getppid()), daemon=True).start()
+    cli(["run", config])
+
+
+def _watch(pipe: int, launcher: int) -> None:
+    """Report the first failed start, then end; end the whole process when the launcher is gone."""
+    has_told = False
+    while True:
+        time.sleep(_PERIOD_S)
+        if os.getppid() != launcher:  # killed, so it could not end us
+            os.kill(os.getpid(), signal.SIGINT)
+            return
+        if not has_told and ray.is_initialized() and (problem := _find_failure()):
+            os.write(pipe, problem.encode())
+            has_told = True
+
+
+def _find_failure() -> str | None:
+    try:
+        applications = serve.status().applications
+    except Exception as error:  # noqa: BLE001 - Serve may be half up, or half gone; it is asked again
+        sys.stderr.write(f"==> Serve's status isn't known yet: {type(error).__name__}\n")
+        return None
+    for name, application in applications.items():
+        if application.status == ApplicationStatus.DEPLOY_FAILED:
+            return f"{name} can't start: {first_cause(application)}"
+    return None
+
+
+def first_cause(application: ApplicationStatusOverview) -> str:
+    """Of a failed application: its first failed deployment's error, else its own."""
+    for name, deployment in application.deployments.items():
+        if deployment.status == "DEPLOY_FAILED" and deployment.message:
+            return f"{name}: {last_error(deployment.message)}"
+    return last_error(application.message)
+
+
+def last_error(message: str) -> str:
+    """The error that a message's traceback ends with, as one line, without the traceback."""
+    lines = message.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    traceback_ends = [
+        number
+        for number in frames
+        if number + 1 < len(lines) and re.match(r"[A-Za-z_][\w.]*(\(|:|$)", lines[number + 1])
+    ]
+    start = traceback_ends[-1] + 1 if traceback_ends else 0
+    text = " ".join(" ".join(lines[start:]).split())
+    text = re.sub(r"^(?:\w+\.)+(?=\w+:)", "", text)  # the module of the error's type
+    text = re.sub(r" For further information visit \S+", "", text)  # pydantic's
+    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}…"
+
+
+if __name__ == "__main__":
+    main()
