@@ -141,8 +141,9 @@ class Codec:
         """Called by Serve: raises EngineFault when the engine's thread is dead or stuck."""
         self._engine.check_health()
 
-    async def ready(self) -> bool:
-        """Called by the ingress; raises as `check_health` does."""
+    async def ready(self, stay_s: float = 0.0) -> bool:
+        """Called by the ingress, which hears of a death by the call that is here; raises as `check_health` does."""
+        await asyncio.sleep(stay_s)
         self._engine.check_health()
         return True
 

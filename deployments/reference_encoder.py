@@ -108,8 +108,9 @@ class ReferenceEncoder:
         """Names the weights; voices that were encoded with equal ones are the same."""
         return self._encoder.fingerprint
 
-    async def ready(self) -> bool:
-        """Called by the ingress."""
+    async def ready(self, stay_s: float = 0.0) -> bool:
+        """Called by the ingress, which hears of a death by the call that is here."""
+        await asyncio.sleep(stay_s)
         return True
 
     async def stats(self) -> dict[str, Any]:

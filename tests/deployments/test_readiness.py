@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from deployments.readiness import Readiness
 from qwen3tts_core.errors import EngineFault
@@ -18,8 +19,9 @@ class Deployment:
     def __init__(self):
         self.error, self.hangs, self.num_asked = None, False, 0
 
-    async def ready(self):
+    async def ready(self, stay_s=0.0):
         self.num_asked += 1
+        await asyncio.sleep(stay_s)
         if self.hangs:
             await asyncio.Future()
         if self.error is not None:
@@ -78,6 +80,39 @@ async def test_silence_counts_only_when_it_lasts(readiness, codec, clock):
     assert "Codec" not in readiness.problems()
     clock.now += 1
     assert "silent" in readiness.problems()["Codec"]
+
+
+async def test_a_death_counts_soon_and_until_somebody_answers(readiness, codec, clock):
+    await readiness.ask_once("Codec", codec.ready)
+    codec.error = ActorDiedError()
+    await readiness.ask_once("Codec", codec.ready)
+    assert "Codec" not in readiness.problems(), "another replica may answer"
+    codec.error, codec.hangs = None, True  # as Serve's router does without a replica
+    clock.now += 1.1
+    await readiness.ask_once("Codec", codec.ready)
+    assert "replica" in readiness.problems()["Codec"]
+    codec.hangs = False
+    await readiness.ask_once("Codec", codec.ready)
+    assert "Codec" not in readiness.problems()
+
+
+async def test_deaths_in_a_row_do_not_start_the_grace_anew(readiness, codec, clock):
+    await readiness.ask_once("Codec", codec.ready)
+    codec.error = ActorDiedError()
+    for _ in range(3):
+        await readiness.ask_once("Codec", codec.ready)
+        clock.now += 0.6
+    assert "Codec" in readiness.problems()
+
+
+async def test_a_question_is_always_with_the_replica(codec):
+    readiness = Readiness({"Codec": codec.ready}, period_s=30)
+    watching = asyncio.create_task(readiness.watch())
+    await until(lambda: not readiness.problems())
+    await until(lambda: codec.num_asked == 2)  # the second is kept, and is there to fail
+    await asyncio.sleep(0.05)
+    assert codec.num_asked == 2
+    watching.cancel()
 
 
 async def test_one_that_hangs_does_not_hide_the_other(readiness, codec, talker):
