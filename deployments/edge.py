@@ -49,10 +49,11 @@ class Edge:
             await self._app(scope, receive, watch)
         except Exception as error:
             request_id = request_id_of(scope)
-            if has_started:
-                logger.error("request %s: cut after its header: %r", request_id, root_cause(error))
-                raise
             described = describe(error)
+            if has_started:
+                if described.status != 499:  # the client left: nobody's fault
+                    logger.error("request %s: cut after its header: %r", request_id, root_cause(error))
+                raise
             if described.is_ours:
                 logger.exception("request %s: failed", request_id)
             await described.response()(scope, receive, watch)

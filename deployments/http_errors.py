@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.exceptions import RayActorError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -62,6 +62,9 @@ _TABLE: dict[type[BaseException], _Row] = {
     FirstAudioTimeout: _Row(504, "server_error", "first_audio_timeout"),
     StreamCancelled: _Row(499, "server_error", "cancelled", "the request was cancelled"),
     ClientDisconnect: _Row(499, "server_error", "cancelled", "the client left before its body was read"),
+    # What Serve raises when a client that leaves has its calls cancelled; we cancel for no other reason.
+    TaskCancelledError: _Row(499, "server_error", "cancelled", "the request was cancelled"),
+    RequestCancelledError: _Row(499, "server_error", "cancelled", "the request was cancelled"),
     BaseException: _Row(500, "server_error", "internal_error", _FAULT_TEXT),
 }
 
@@ -69,6 +72,7 @@ _HTTP_CODES = {
     401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
+    408: "body_timeout",
     413: "body_too_large",
     415: "unsupported_media_type",
 }

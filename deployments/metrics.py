@@ -3,7 +3,8 @@
 ttfa_s   accepted -> first audio byte written, seconds (a whole body: its first and only write)
 audio_s  seconds of audio sent, at the speed asked for
 rtf      accepted -> end, per second of audio; below 1 keeps up with playback
-outcome  ok | rejected (the caller's fault) | refused (overload) | cancelled (the caller left) | failed
+outcome  ok | rejected (the caller's fault: param and code say which) | refused (overload, nothing sent)
+         | cancelled (the caller left) | failed (with its error)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
+from deployments.handles import root_cause
 from deployments.http_errors import describe
 from qwen3tts_core.streaming.pcm import duration_s
 from qwen3tts_core.types import AudioChunk, FinishReason
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 Stage = Literal["prepared", "first_audio"]
 """Body read and turned into a prompt; the engines' first audio in our hands."""
 Outcome = Literal["ok", "rejected", "refused", "cancelled", "failed"]
+
+
+_LONGEST_ERROR = 300  # characters
 
 
 class RequestRecord:
@@ -92,9 +97,7 @@ class RequestRecord:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         elapsed_s = self._clock() - self._accepted_at
-        outcome, status = _outcome(error)
-        if self._ttfa_s is not None:
-            status = 200  # long since sent
+        outcome, status = _outcome(error, has_sent_audio=self._ttfa_s is not None)
         line = {
             **self._fields,
             "outcome": outcome,
@@ -106,23 +109,35 @@ class RequestRecord:
             "audio_s": _rounded(self.audio_s),
             "rtf": _rounded(elapsed_s / self.audio_s if self._num_bytes else None),
         }
-        if outcome == "failed":
-            line["error"] = repr(error)
+        if error is not None and outcome == "failed":
+            line["error"] = _one_line(root_cause(error))
+        if error is not None and outcome == "rejected":  # the message may quote the text
+            described = describe(error).error
+            line["param"], line["code"] = described["param"], described["code"]
         logger.info("request %s", json.dumps(line, ensure_ascii=False))
 
 
-def _outcome(error: BaseException | None) -> tuple[Outcome, int | None]:
-    """With the status that the client gets, if nothing was sent so far."""
+def _outcome(error: BaseException | None, has_sent_audio: bool) -> tuple[Outcome, int | None]:
+    """With the status that the client gets, or got: after its first audio that is 200, and any fault is ours."""
+    sent = 200 if has_sent_audio else None
     if error is None:
         return "ok", 200
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return "cancelled", None
-    status = describe(error).status
-    if status == 503:
-        return "refused", status
-    if status == 499:
-        return "cancelled", None
-    return ("rejected" if status < 500 else "failed"), status
+        return "cancelled", sent
+    described = describe(error)
+    if described.status == 499:
+        return "cancelled", sent
+    if has_sent_audio:
+        return "failed", sent
+    if described.error["code"] == "overloaded":
+        return "refused", described.status
+    return ("rejected" if described.status < 500 else "failed"), described.status
+
+
+def _one_line(error: BaseException) -> str:
+    """Its type, and what it says, without the traceback that Ray's errors carry."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:_LONGEST_ERROR]}"
 
 
 def _rounded(value: float | None) -> float | None:

@@ -3,9 +3,12 @@ import json
 import logging
 
 import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, RequestCancelledError
+from starlette.requests import ClientDisconnect
 
 from deployments.metrics import RequestRecord
-from qwen3tts_core.errors import EngineFault, InvalidRequest, Overloaded
+from qwen3tts_core.errors import EngineFault, InvalidRequest, Overloaded, UnknownVoice
 from qwen3tts_core.types import AudioChunk
 
 
@@ -54,6 +57,12 @@ def test_a_finished_request_is_one_line_with_what_it_cost(caplog):
         (EngineFault("page 7"), "failed", 500),
         (asyncio.CancelledError(), "cancelled", None),
         (GeneratorExit(), "cancelled", None),
+        (BackPressureError(1, 1), "refused", 503),
+        (ActorDiedError(), "failed", 503),
+        (ClientDisconnect(), "cancelled", None),
+        (TaskCancelledError(), "cancelled", None),
+        (RequestCancelledError("a"), "cancelled", None),
+        (RayTaskError("f", "a traceback", TaskCancelledError()).as_instanceof_cause(), "cancelled", None),
     ],
 )
 def test_every_end_is_told(caplog, error, outcome, status):
@@ -61,6 +70,35 @@ def test_every_end_is_told(caplog, error, outcome, status):
         raise error
     line = line_of(caplog)
     assert (line["outcome"], line["status"], line["frames"], line["rtf"]) == (outcome, status, 0, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorDiedError(),
+        ActorUnavailableError("gone", b"\0" * 16),
+        Overloaded("full"),
+        InvalidRequest("no", "input"),
+    ],
+)
+def test_whatever_cuts_a_stream_is_a_failure_with_its_type(caplog, error):
+    record = RequestRecord("abc", 24000)
+    record.add(chunk(0, 1))
+    record.wrote_audio()
+    with pytest.raises(type(error)), record:
+        raise error
+    line = line_of(caplog)
+    assert (line["outcome"], line["status"]) == ("failed", 200)
+    assert line["error"].startswith(type(error).__name__)
+    assert "\n" not in line["error"]
+
+
+def test_a_rejection_names_the_field_and_never_quotes(caplog):
+    with pytest.raises(UnknownVoice), RequestRecord("abc", 24000):
+        raise UnknownVoice("my secret words", ["vivian"])
+    line = line_of(caplog)
+    assert (line["outcome"], line["param"], line["code"]) == ("rejected", "voice", "unknown_voice")
+    assert "secret" not in json.dumps(line)
 
 
 def test_a_failure_after_the_first_audio_keeps_the_status_that_was_sent(caplog):
