@@ -1,11 +1,12 @@
-"""Reads request bodies: each up to its limit, all together up to one.
+"""Reads request bodies: each up to its limit, all together up to one, and none for ever.
 
 A clone's clip comes inside the JSON, so a body may be many megabytes; what a replica holds of such
-bodies at once is bounded here.
+bodies at once is bounded here, and how long it waits for one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -18,26 +19,36 @@ MAX_HELD_BYTES = 512 << 20
 SMALL_BODY_BYTES = 1 << 18
 """More than twice what the longest text a model takes can need; such bodies are not counted."""
 
+SILENCE_S = 20.0
+"""Between two parts of a body. Any client that is still there sends something in that time."""
+TOTAL_S = 300.0
+"""For a whole body, or one byte at a time could hold a request open for ever; 47 MB of clip need 1.3 Mbit/s."""
+
 
 class BodyReader:
     """One per replica. max_held_bytes: of large bodies, while their requests need them."""
 
-    def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
+    def __init__(
+        self, max_held_bytes: int = MAX_HELD_BYTES, silence_s: float = SILENCE_S, total_s: float = TOTAL_S
+    ) -> None:
         self._max_held_bytes = max_held_bytes
+        self._silence_s, self._total_s = silence_s, total_s
         self.num_held_bytes = 0
 
     @asynccontextmanager
     async def hold(self, request: Request, max_bytes: int) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         """The body's parts; what was read of it counts as held until the end of the `async with`.
 
-        Reading raises HTTPException 413 for a body too large, Overloaded when others hold too much.
+        Raises HTTPException 415 for a body that is encoded. Reading raises 413 for one too large, 408 for one
+        that doesn't come, Overloaded when others hold too much.
         """
+        _check_encoding(request)
         held = 0
 
         async def parts() -> AsyncGenerator[bytes, None]:
             nonlocal held
             size = 0
-            async for part in request.stream():
+            async for part in self._in_time(request.stream()):
                 size += len(part)
                 if size > max_bytes:
                     raise HTTPException(413, f"the body is larger than the limit, {max_bytes:,} bytes")
@@ -54,6 +65,31 @@ class BodyReader:
                 yield stream
         finally:
             self.num_held_bytes -= held
+
+    async def _in_time(self, parts: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        clock = asyncio.get_running_loop().time
+        ends_at = clock() + self._total_s
+        while True:
+            limit = asyncio.timeout_at(min(ends_at, clock() + self._silence_s))
+            try:
+                async with limit:
+                    part = await anext(parts, None)
+            except TimeoutError:
+                if limit.expired():
+                    # The rest may still come, and would be taken for another request.
+                    raise HTTPException(
+                        408, "the body did not arrive in time", {"Connection": "close"}
+                    ) from None
+                raise
+            if part is None:
+                return
+            yield part
+
+
+def _check_encoding(request: Request) -> None:
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise HTTPException(415, f"content-encoding must be identity, got {encoding[:60]}")
 
 
 def content_type_of(request: Request, default: str = "") -> str:
