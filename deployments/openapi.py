@@ -29,6 +29,7 @@ _ERRORS = {
     400: "A field is wrong, and `param` names it; or the body can't be read.",
     401: "No valid API key.",
     404: "There is no such model, voice or route.",
+    408: "The body did not arrive in time.",
     409: "The name is a built-in voice's, or an alias.",
     413: "The body is larger than the limit.",
     415: "The body is of another content type.",
@@ -69,7 +70,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 "requestBody": _json_body("SpeechBody", examples),
                 "responses": {
                     "200": _spoken(),
-                    **_errors(*shut, 400, 404, 413, 415, 500, 503, 504),
+                    **_errors(*shut, 400, 404, 408, 413, 415, 500, 503, 504),
                 },
             }
         },
@@ -80,7 +81,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 "requestBody": _json_body("BatchBody", _batch_examples(examples)),
                 "responses": {
                     "200": _answer("Every item's result, in order.", "BatchResults"),
-                    **_errors(*shut, 400, 413, 415, 500, 503),
+                    **_errors(*shut, 400, 408, 413, 415, 500, 503),
                 },
             }
         },
@@ -108,7 +109,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 **UPLOAD_OPENAPI,
                 "responses": {
                     "200": _answer("The voice as it is now.", "Voice"),
-                    **_errors(*shut, 400, 409, 413, 415, 500, 503),
+                    **_errors(*shut, 400, 408, 409, 413, 415, 500, 503),
                 },
             },
         },

@@ -11,6 +11,8 @@ import schemathesis
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
 
+from deployments import http_errors
+from deployments.openapi import api_document
 from deployments.schemas import SpeechBody
 from tests.clips import form, wav_clip
 from tests.deployments.conftest import GOLDEN, TINY
@@ -80,6 +82,20 @@ async def test_every_operation_says_what_it_answers_and_what_can_go_wrong(open_a
                         assert (content_type, name) == ("application/json", "Error")
     assert set(schemas["SpeechBody"]["properties"]) == set(SpeechBody.model_fields)
     assert set(schemas["BatchBody"]["properties"]) == {*SpeechBody.model_fields, "items"}
+
+
+async def test_every_status_of_ours_is_described_somewhere(open_all):
+    """But for 405, which is no route's, and 499, which nobody hears."""
+    async with open_all(api_key_hashes=(b"",)) as chain:
+        described = api_document(chain.ingress._models, asks_for_keys=True)["paths"].values()
+    statuses = {
+        int(status)
+        for methods in described
+        for operation in methods.values()
+        for status in operation["responses"]
+    }
+    ours = {row.status for row in http_errors._TABLE.values()} | set(http_errors._HTTP_CODES)
+    assert statuses == (ours | {200}) - {405, 499}
 
 
 async def test_keys_are_described_where_they_are_asked_for(open_all):
