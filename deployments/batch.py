@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.http_errors import HttpError, describe
-from deployments.schemas import SpeechBody, as_invalid_request, parse_speech_body
+from deployments.schemas import SpeechBody, as_invalid_request, check_keys, parse_speech_body
 from deployments.speech import SpeechCall, SpeechParts, read_json
 from qwen3tts_core.errors import InvalidRequest
 
@@ -57,6 +57,8 @@ def parse_batch_body(raw: bytes) -> list[dict[str, Any]]:
         body = BatchBody.model_validate_json(raw)
     except ValidationError as error:
         raise as_invalid_request(error) from None
+    clips = (item.get("ref_audio") for item in [*body.items, body.model_extra or {}])
+    check_keys(raw, [clip for clip in clips if isinstance(clip, str)])
     defaults = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     _check_defaults(defaults)
     return [_merge(defaults, item) for item in body.items]

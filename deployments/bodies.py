@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+from python_multipart.multipart import parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -95,3 +96,9 @@ def _check_encoding(request: Request) -> None:
 def content_type_of(request: Request, default: str = "") -> str:
     """In lower case, without parameters."""
     return request.headers.get("content-type", default).partition(";")[0].strip().lower()
+
+
+def charset_of(request: Request, default: str = "utf-8") -> str:
+    """Of the content type's parameter, in lower case."""
+    _, options = parse_options_header(request.headers.get("content-type", ""))
+    return options.get(b"charset", default.encode()).decode("latin-1").strip().lower()

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from deployments.schemas import SpeechBody
 from deployments.tasks import check_task
 from qwen3tts_core.config import CheckpointConfig
-from qwen3tts_core.errors import InvalidRequest, TextTooLong
+from qwen3tts_core.errors import InvalidRequest, TextTooLong, UnknownLanguage, UnknownVoice
 from qwen3tts_core.text.limits import frame_limit, frame_room, text_token_limit
 from qwen3tts_core.text.prompt import (
     CloneReference,
@@ -24,6 +24,7 @@ from qwen3tts_core.text.prompt import (
     build_plan,
     check_speech,
     check_tokenizer,
+    has_words,
     text_tokens,
 )
 from qwen3tts_core.text.sentences import LongText, cut_again, cut_text
@@ -131,7 +132,8 @@ class Frontend:
             reference = CloneReference(clone.transcript, num_frames)
         speech = self._speech(body, reference)
         check_speech(self.config, speech)
-        texts = self._cut(speech.text)
+        # A piece may be made of characters that can't be said, though the text as a whole can.
+        texts = [text for text in self._cut(speech.text) if has_words(text)]
         is_long = len(texts) > 1
         pieces = [self._plan(replace(speech, text=text), body.max_new_tokens, is_long) for text in texts]
         request_id = uuid.uuid4().hex  # never the client's own id: two requests may share that
@@ -194,9 +196,13 @@ class Frontend:
 
     def _speech(self, body: SpeechBody, reference: CloneReference | None) -> SpeechText:
         is_base = self.config.model_type == "base"  # whose voices are no speakers
+        if body.language == "":  # the core takes "" for none; a client that sends it means something
+            raise UnknownLanguage("", self.languages)
+        if body.voice_name == "" and not is_base:
+            raise UnknownVoice("", self.voices)
         return SpeechText(
             text=body.input,
-            voice=None if is_base else body.voice_name or self.default_voice,
+            voice=None if is_base else body.voice_name or self.default_voice,  # "" where there is none
             language=body.language,
             instructions=body.instructions,
             reference=reference,

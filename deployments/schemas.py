@@ -6,6 +6,9 @@ number. Which names and sizes the loaded checkpoint accepts is decided later, in
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,13 +21,15 @@ _MAX_TEXT_CHARS = (
     1 << 18
 )  # more than any model takes; the body's own limit is far above, for the sake of clips
 _MAX_TRANSCRIPT_CHARS = 4_096  # as of an uploaded voice
+_LONG_VALUE = 1 << 16  # characters
 
 TaskType = Literal["CustomVoice", "VoiceDesign", "Base"]
 
 Temperature = Annotated[float, Field(ge=0, le=10)]
 TopK = Annotated[int, Field(ge=0, le=1_000_000)]
 TopP = Annotated[float, Field(gt=0, le=1)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
+# "" is refused where the accepted names are known, so that they can be told.
+Name = Annotated[str, Field(max_length=256, json_schema_extra={"minLength": 1})]
 Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARS)]
 
 
@@ -65,7 +70,7 @@ class SpeechBody(BaseModel):
     stream_format: Literal["audio", "sse"] | None = Field(
         None, description="audio (default): the bytes themselves; sse: server-sent events, streamed."
     )
-    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = Field(
+    seed: Annotated[int, Field(ge=-_INT64, le=_INT64 - 1)] | None = Field(
         None, description="Same seed, same request: same codes. Absent: random, see X-Seed."
     )
     do_sample: bool | None = Field(None, description="false: the likeliest code of group 0, always.")
@@ -87,7 +92,7 @@ class SpeechBody(BaseModel):
     @property
     def voice_name(self) -> str | None:
         """By either of its fields."""
-        return self.voice or self.speaker
+        return self.speaker if self.voice is None else self.voice
 
     @property
     def audio_format(self) -> AudioFormat:
@@ -104,9 +109,11 @@ def parse_speech_body(raw: bytes) -> SpeechBody:
         body = SpeechBody.model_validate_json(raw)
     except ValidationError as error:
         raise as_invalid_request(error) from None
+    check_keys(raw, [body.ref_audio or ""])
     if body.voice is not None and body.speaker is not None and body.voice != body.speaker:
         raise InvalidRequest(
-            f"voice and speaker mean the same and differ: {body.voice!r}, {body.speaker!r}", "speaker"
+            f"voice and speaker mean the same and differ: {_shown(body.voice)}, {_shown(body.speaker)}",
+            "speaker",
         )
     if body.stream is False and body.stream_format == "sse":
         raise InvalidRequest("stream_format sse needs stream true, got false", "stream_format")
@@ -117,7 +124,31 @@ def accepted_fields() -> tuple[str, ...]:
     return tuple(SpeechBody.model_fields)
 
 
+def check_keys(raw: bytes, clips: Iterable[str]) -> None:
+    """Refuse an object that has a key twice: parsers differ in which one counts. raw: valid JSON.
+
+    clips: values in it that may be megabytes; they are left out, since Python's parser is slow.
+    """
+    for clip in clips:
+        if len(clip) > _LONG_VALUE:
+            head, _, tail = raw.partition(clip.encode())
+            raw = head + tail
+    # Numbers as they are: none of them counts here, and Python refuses to read the longest.
+    json.loads(raw, object_pairs_hook=_refuse_twins, parse_int=str, parse_float=str)
+
+
+def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidRequest(f"{_shown(key)} is there twice", _cut_short(key))
+        found[key] = value
+    return found
+
+
 _NOUNS = {
+    "dict_type": "an object",
+    "list_type": "a list",
     "string_type": "a string",
     "bool_type": "true or false",
     "int_type": "an integer",
@@ -125,6 +156,7 @@ _NOUNS = {
     "float_type": "a number",
     "finite_number": "a finite number",
 }
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 def as_invalid_request(error: ValidationError) -> InvalidRequest:
@@ -137,16 +169,50 @@ def as_invalid_request(error: ValidationError) -> InvalidRequest:
     field = str(first["loc"][0])
     got = _shown(first["input"])
     if kind == "extra_forbidden":
-        return InvalidRequest(f"unknown field {field!r}; accepted: {', '.join(accepted_fields())}", field)
+        known = ", ".join(accepted_fields())
+        return InvalidRequest(f"unknown field {_shown(field)}; accepted: {known}", _cut_short(field))
     if kind == "missing":
         return InvalidRequest(f"{field} is required", field)
     if kind == "literal_error":
-        return InvalidRequest(f"{field} must be {context['expected']}, got {got}", field)
+        expected = context["expected"].replace("'", '"')
+        return InvalidRequest(f"{field} must be {expected}, got {got}", field)
     if kind in _NOUNS:
         return InvalidRequest(f"{field} must be {_NOUNS[kind]}, got {got}", field)
+    if kind in _BOUNDS and (accepted := _ranges().get(field)):
+        return InvalidRequest(f"{field} must be {accepted}, got {got}", field)
     return InvalidRequest(f"{field}: {first['msg']}, got {got}", field)
 
 
+@cache
+def _ranges() -> dict[str, str]:
+    """Of each field that is a number: what it may be, in words."""
+    found = {}
+    for field, described in SpeechBody.model_json_schema()["properties"].items():
+        for spec in described.get("anyOf", [described]):
+            bounds = [
+                f"{word} {_plain(spec[key])}"
+                for key, word in (
+                    ("minimum", "at least"),
+                    ("exclusiveMinimum", "above"),
+                    ("maximum", "at most"),
+                    ("exclusiveMaximum", "below"),
+                )
+                if key in spec
+            ]
+            if bounds:
+                found[field] = " and ".join(bounds)
+    return found
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound) if bound == int(bound) else bound)
+
+
 def _shown(value: Any) -> str:
-    text = repr(value[:60] if isinstance(value, str) else value)
+    """As JSON, which is what the client sent, and not all of it if it is long."""
+    is_text = isinstance(value, str)
+    return _cut_short(json.dumps(value[:60] if is_text else value, ensure_ascii=False, default=repr))
+
+
+def _cut_short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."

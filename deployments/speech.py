@@ -10,8 +10,8 @@ by the same `async with`, whether the call ends, fails, or is cancelled because 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -26,7 +26,7 @@ from deployments.audio_formats import (
     sse_delta,
     sse_event,
 )
-from deployments.bodies import BodyReader, content_type_of
+from deployments.bodies import BodyReader, charset_of, content_type_of
 from deployments.deadline import FirstAudioDeadline
 from deployments.frontend import Clone, PreparedSpeech
 from deployments.http_errors import describe
@@ -35,10 +35,12 @@ from deployments.pieces import join_pieces
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
 from deployments.voice_aliases import VoiceAliases
+from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.types import AudioChunk
 
 _LONG_TEXT = 5_000  # characters; below, tokenising takes less than a millisecond or two
 _JSON_TYPES = ("application/json", "text/json")
+_UTF8 = ("utf-8", "utf8")
 
 
 class SpeechParts(NamedTuple):
@@ -107,17 +109,19 @@ class SpeechCall(Response):
             self._take(self._parts.models.find(body.model))
             if self._model.cloner is None:
                 return body, None
-            self._model.frontend.check(body)
-            async with self._deadline.waiting():
-                clone = await self._model.cloner.find(body)
+            with _fields_as_sent(body):
+                self._model.frontend.check(body)
+                async with self._deadline.waiting():
+                    clone = await self._model.cloner.find(body)
         return body.model_copy(update={"ref_audio": None}), clone  # megabytes that nobody needs any more
 
     async def _prepare(self, body: SpeechBody, clone: Clone | None) -> PreparedSpeech:
         """Off the event loop for a text that would hold up everybody's audio."""
         prepare = self._model.frontend.prepare
-        if len(body.input) + len(body.instructions or "") < _LONG_TEXT:
-            return prepare(body, clone)
-        return await asyncio.to_thread(prepare, body, clone)
+        with _fields_as_sent(body):
+            if len(body.input) + len(body.instructions or "") < _LONG_TEXT:
+                return prepare(body, clone)
+            return await asyncio.to_thread(prepare, body, clone)
 
     # ------------------------------------------------------------ audio
     async def _chunks(
@@ -223,11 +227,25 @@ async def _prepend(first: AudioChunk, rest: AsyncIterator[AudioChunk]) -> AsyncI
         yield chunk
 
 
+@contextmanager
+def _fields_as_sent(body: SpeechBody) -> Iterator[None]:
+    """A refusal of `voice` names `speaker` where the client called it so."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param == "voice" and body.voice is None and body.speaker is not None:
+            error.param = "speaker"
+        raise
+
+
 async def read_json(request: Request, parts: AsyncIterator[bytes]) -> bytes:
-    """The raw body. Raises HTTPException 415 for another content type."""
+    """The raw body. Raises HTTPException 415 for another content type, or another charset than UTF-8."""
     content_type = content_type_of(request, "application/json")
     if content_type not in _JSON_TYPES:
-        raise HTTPException(415, f"content-type must be application/json, got {content_type}")
+        raise HTTPException(415, f"content-type must be application/json, got {content_type[:60]}")
+    charset = charset_of(request)
+    if charset not in _UTF8:
+        raise HTTPException(415, f"JSON is UTF-8, got charset {charset[:60]}")
     return b"".join([part async for part in parts])
 
 

@@ -14,6 +14,7 @@ Source: spec section 3; qwen-tts 0.1.1, core/models/modeling_qwen3_tts.py, `gene
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +39,8 @@ _KIND_NAMES: dict[ModelType, str] = {
     "voice_design": "VoiceDesign",
     "base": "Base",
 }
+_WORDS = "LNSP"  # initials of general categories: letters, numbers, symbols, punctuation
+_BLANKS = "\u115f\u1160\u3164\uffa0\u2800\U0001d159"  # Hangul fillers, braille blank, musical null notehead
 _NUM_ROLE_TOKENS = 3  # <|im_start|>, the role's name, newline
 _SIZE_WITHOUT_INSTRUCTIONS = "0b6"
 
@@ -138,6 +141,18 @@ def build_plan(config: CheckpointConfig, tokenizer: TextTokenizer, speech: Speec
     )
 
 
+def has_words(text: str) -> bool:
+    """Whether anything in the text could be said: one letter, number, symbol or punctuation mark.
+
+    An emoji or "..." alone counts: the model takes it, though what it says may be no more than a breath. What
+    has no look of its own doesn't: whitespace, controls, formats, unassigned and private characters, combining
+    marks without a base, and the letters and symbols that are blank by definition.
+    Source: Unicode 15, UnicodeData.txt (general categories), DerivedCoreProperties.txt
+    (Default_Ignorable_Code_Point).
+    """
+    return any(unicodedata.category(char)[0] in _WORDS and char not in _BLANKS for char in text)
+
+
 def text_tokens(tokenizer: TextTokenizer, text: str) -> tuple[int, ...]:
     """Ids of the text to be spoken as the prompt holds them: what limits and usage count."""
     return _cut_role(_encode_turn(tokenizer, "assistant", text))[1]
@@ -206,10 +221,10 @@ def _kind(config: CheckpointConfig) -> str:
 
 
 def _check_words(text: str, param: str) -> None:
-    if not text.strip():
-        got = "only whitespace" if text else "nothing"
-        raise InvalidRequest(f"{param} must hold text, got {got}", param)
     _check_characters(text, param)
+    if not has_words(text):
+        got = ("only whitespace" if not text.strip() else "only invisible characters") if text else "nothing"
+        raise InvalidRequest(f"{param} must hold text, got {got}", param)
 
 
 def _check_characters(text: str, param: str) -> None:

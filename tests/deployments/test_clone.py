@@ -148,7 +148,7 @@ async def test_health_answers_while_clips_are_encoded(open_base):
         ({**X_VECTOR, "voice": "vivian"}, "voice", "both"),
         ({"voice": "vivian"}, "voice", "unknown voice 'vivian'"),
         ({**X_VECTOR, "task_type": "CustomVoice"}, "task_type", "base is a Base checkpoint"),
-        ({**X_VECTOR, "task_type": "base"}, "task_type", "'Base'"),
+        ({**X_VECTOR, "task_type": "base"}, "task_type", '"Base"'),
         ({**X_VECTOR, "instructions": "Whisper."}, "instructions", "takes no instructions"),
         ({"ref_audio": "", "x_vector_only_mode": True}, "ref_audio", "empty"),
         ({"ref_audio": "?!", "x_vector_only_mode": True}, "ref_audio", "neither a URL nor base64"),

@@ -115,3 +115,17 @@ def test_unknown_names_come_with_the_accepted_ones(frontend):
         prepare(frontend, voice="nope")
     with pytest.raises(UnknownLanguage, match=r"Auto.*english"):
         prepare(frontend, language="klingon")
+
+
+def test_an_empty_name_is_told_the_accepted_ones(frontend):
+    for fields, kind, accepted in [
+        ({"voice": ""}, UnknownVoice, "vivian"), ({"speaker": ""}, UnknownVoice, "vivian"), ({"language": ""}, UnknownLanguage, "Auto"),
+    ]:  # fmt: skip
+        with pytest.raises(kind, match=f"accepted: .*{accepted}"):
+            prepare(frontend, **fields)
+
+
+def test_pieces_without_anything_to_say_are_left_out(frontend):
+    prepared = prepare(frontend, input="One word. " * 60 + "\u200b" * 2_000 + " And the end.")
+    assert len(prepared.requests) > 1
+    assert [request.piece for request in prepared.requests] == list(range(len(prepared.requests)))

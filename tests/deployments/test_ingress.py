@@ -143,6 +143,11 @@ async def test_many_at_once_get_their_own_audio(open_chain):
     [
         ({"model": "nope"}, 404, "model"),
         ({"voice": "nope"}, 400, "voice"),
+        ({"speaker": "nope"}, 400, "speaker"),
+        ({"model": ""}, 404, "model"),
+        ({"voice": ""}, 400, "voice"),
+        ({"language": ""}, 400, "language"),
+        ({"input": "\u200b\u2800"}, 400, "input"),
         ({"language": "nope"}, 400, "language"),
         ({"response_format": "m4a"}, 400, "response_format"),
         ({"sample_rate": 44_100}, 400, "sample_rate"),
@@ -178,6 +183,45 @@ async def test_wrong_content_type_malformed_json_and_huge_bodies_are_refused(ope
     assert "application/json" in error_of(form)["message"]
     assert "not valid JSON" in error_of(broken)["message"]
     assert "limit" in error_of(huge)["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content_type": "application/json; charset=UTF-8"}, 200),
+        ({"content_type": 'application/json; charset="utf-8"'}, 200),
+        ({"content_type": "application/json; charset=utf-16"}, 415),
+        ({"content_type": "application/json;charset=latin-1"}, 415),
+        ({"content_encoding": "gzip"}, 415),
+        ({"content_encoding": "identity"}, 200),
+    ],
+)
+@pytest.mark.parametrize("path", [SPEECH, f"{SPEECH}/batch"])
+async def test_a_body_in_another_form_than_plain_utf8_is_refused(open_chain, path, headers, status):
+    body = json.dumps({"items": [{"input": "Hi."}]} if path != SPEECH else {"input": "Hi."}).encode()
+    async with open_chain() as chain:
+        call = await chain.call(
+            "POST", path, body, **{"content_type": "application/json", **headers}
+        ).finish()
+        assert call.status == status
+        if status == 415:
+            assert error_of(call)["code"] == "unsupported_media_type"
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_is_no_fault_of_ours(open_chain, caplog):
+    caplog.set_level(logging.INFO)
+    async with open_chain() as chain:
+        call = speak(chain, {"x_request_id": "gone"})
+        call._request = [
+            {"type": "http.disconnect"},
+            {"type": "http.request", "body": b"{", "more_body": True},
+        ]
+        await call.finish()
+    (line,) = [r.message for r in caplog.records if r.name == "deployments.metrics"]
+    assert json.loads(line.removeprefix("request "))["outcome"] == "cancelled"
+    assert not [
+        r for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("deployments.edge")
+    ]
 
 
 async def test_unknown_routes_and_methods_answer_with_error_objects(open_chain):

@@ -15,6 +15,7 @@ from qwen3tts_core.text.prompt import (
     build_plan,
     check_speech,
     check_tokenizer,
+    has_words,
     text_tokens,
 )
 from qwen3tts_core.text.tokenizer import TextTokenizer
@@ -38,7 +39,7 @@ HELLO = tokenizer.encode("Hello")  # two tokens or more, so that layouts differ
 ROLE = (tokenizer.im_start_id, *tokenizer.encode("assistant\n"))
 NOTHINK = (talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id)
 
-speakable = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40).filter(str.strip)
+speakable = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40).filter(has_words)
 
 
 def think(language):
@@ -349,3 +350,23 @@ def tokenizer_with_double_newline(folder):
     with (folder / "merges.txt").open("a", encoding="utf-8") as merges:
         merges.write(f"{newline} {newline}\n")
     return TextTokenizer.from_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\x00\x07", "\u200b\u200d\ufeff", "\u2800" * 3, "\u115f\u1160", "\u3164", "\uffa0", "\u0301\u0308", "\u2028", "\ue000",
+     "\U000e0041", "\u00ad \u034f"],
+)  # fmt: skip
+def test_what_cannot_be_seen_cannot_be_said(text):
+    assert not has_words(text)
+    with pytest.raises(InvalidRequest, match=r"only (invisible characters|whitespace)") as caught:
+        check_speech(config, SpeechText(text, voice="vivian"))
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "7", "你", "ﷺ", "🙂", "...", "€", "e\u0301", "\u200bok", "ｱ", "한", "⠓"]
+)
+def test_one_visible_character_is_enough(text):
+    assert has_words(text)
+    check_speech(config, SpeechText(text, voice="vivian"))
