@@ -1,9 +1,10 @@
-"""What a client sees when a replica dies under its stream: a cut, never a clean end."""
+"""What a client sees when a replica dies: its stream is cut, never cleanly ended, and `/health` says so."""
 
 import json
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -46,3 +47,33 @@ def test_a_stream_whose_replica_dies_is_cut_and_the_service_comes_back(determini
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert deterministic.stats(victim)["pid"] != pid
+
+
+HEALTH_TELLS_WITHIN_S = 3.0
+
+
+@pytest.mark.parametrize("victim", ["Talker", "Codec"])
+def test_health_tells_of_a_dead_replica_within_seconds_and_of_its_successor(deterministic, victim):
+    pid = deterministic.stats(victim)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    while (answer := deterministic.client.get("health")).status_code == 200:
+        assert time.monotonic() < killed_at + HEALTH_TELLS_WITHIN_S
+        time.sleep(0.05)
+    assert answer.status_code == 503
+    assert victim in answer.json()["error"]["message"]
+    deterministic.wait_until_ready(60)
+    assert deterministic.stats(victim)["pid"] != pid
+
+
+def test_health_of_a_busy_server_does_not_flap(app):
+    body = {**BODY, "stream": False, "max_new_tokens": 60}
+    with ThreadPoolExecutor(32) as pool:
+        speaking = [pool.submit(app.client.post, SPEECH, json={**body, "seed": seed}) for seed in range(32)]
+        told = []
+        while not all(call.done() for call in speaking):
+            told.append(app.client.get("health").status_code)
+            time.sleep(0.05)
+    assert {call.result().status_code for call in speaking} == {200}
+    assert set(told) == {200}
+    assert len(told) > 10
