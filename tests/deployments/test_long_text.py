@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deployments.app import AppArgs, build_app
 from deployments.frontend import Frontend
+from deployments.ingress import Ingress
 from deployments.schemas import SpeechBody
 from qwen3tts_core.errors import EngineFault, TextTooLong
 from qwen3tts_core.text.sentences import LongText, cut_text
-from tests.fakes import Script, fake_codes, until
+from tests.fakes import AsgiCall, Script, fake_codes, until
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "checkpoints" / "tiny"
@@ -148,6 +150,25 @@ def test_the_limit_and_the_sizes_are_the_configs():
         frontend.check(SpeechBody(input="x" * 101))
 
 
+async def test_the_configs_sizes_reach_the_text(open_chain):
+    args = AppArgs(checkpoint=str(TINY), long_text={"max_chars": 100})
+    settings = build_app(args)._bound_deployment.init_args[0]
+    assert settings.long_text == LongText(max_chars=100)
+    async with open_chain() as chain:
+        handles = {"Codec": chain.codec_handle, "Talker": chain.talker_handle}
+        ingress = Ingress(settings, handles, "value")
+        call = AsgiCall(
+            ingress.build_http_app(),
+            "POST",
+            SPEECH,
+            json.dumps({"input": "x" * 101}).encode(),
+            [("content-type", "application/json")],
+        )
+        await call.finish()
+    assert call.status == 400
+    assert "101 characters, the limit is 100" in call.body.decode()
+
+
 def test_a_piece_of_too_many_tokens_is_cut_again():
     """A script that the tokenizer hardly knows takes several tokens a character."""
     frontend = Frontend.from_checkpoint(TINY, model_name="tiny", max_positions=1000)  # 200 tokens at once
@@ -230,10 +251,10 @@ async def test_a_fault_in_a_later_piece_is_never_a_clean_end(open_chain, mode):
 
 @pytest.mark.parametrize("mode", [{}, {"stream": True}])
 async def test_a_client_that_leaves_frees_what_its_piece_holds(open_chain, mode):
-    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.002)) as chain:
+    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.05)) as chain:
         await until(lambda: not chain.ingress._readiness.problems())
         tasks_before = asyncio.all_tasks()
-        for _ in range(20):
+        for _ in range(10):
             call = speak(chain, max_new_tokens=4000, **mode)
             await until(lambda: chain.num_held == 2)
             await call.leave()

@@ -229,6 +229,7 @@ async def test_leaving_at_any_chunk_ends_the_running_piece_and_the_one_ahead(num
     for _ in range(num_taken):
         await anext(chunks)
     await chunks.aclose()
+    assert source.streams[num_taken // len(SIZES)].was_cancelled
     await until(lambda: source.num_running == 0 and asyncio.all_tasks() <= before)
     gc.collect()
     assert complaints == []

@@ -111,6 +111,7 @@ def test_a_sentence_ends_behind_its_stop_and_what_closes_there(left, right):
         ("3.", "14"),
         ("１．", "５"),
         ("1,", "000"),
+        ("12：", "30"),
         ("see example.", "org"),
         ("http://a.b/c?", "d=e"),
         ("mail a.", "b@c.de"),
@@ -134,6 +135,10 @@ def test_a_quotation_stays_whole_where_another_end_is_in_reach():
 def test_an_unclosed_quotation_is_soon_forgotten():
     _, *others = cut_text('He said: "' + ENGLISH * 10)
     assert all(piece[-1] in ".!?" for piece in others)
+    wrapped = re.sub(
+        r"(.{30,40}) ", r"\1\n", "He said: (" + ENGLISH * 12
+    )  # a line beats an end within brackets
+    assert all(piece[-1] in ".!?" for piece in cut_text(wrapped)[3:])
 
 
 def test_paragraphs_come_before_sentences_and_sentences_before_clauses():
@@ -149,6 +154,11 @@ def test_hard_wrapped_lines_are_cut_at_their_sentences():
     assert all(piece[-1] in ".!?" for piece in cut_text(wrapped))
 
 
+def test_lines_without_stops_are_cut_at_their_ends():
+    poem = "The wind, the rain, and then the sea\n" * 30
+    assert all(piece.endswith("the sea") for piece in cut_text(poem))
+
+
 def test_without_sentences_clauses_then_spaces_then_characters_are_taken():
     assert all(piece.endswith(",") for piece in cut_text("one two three, " * 60)[:-1])
     assert all(set(piece.split()) == {"word"} for piece in cut_text("word " * 200))
@@ -158,6 +168,8 @@ def test_without_sentences_clauses_then_spaces_then_characters_are_taken():
 
 def test_between_characters_no_word_number_or_accent_is_parted():
     mixed = "价格三点一四约等于3.14159元而OpenSource是英文e\u0301字" * 40
+    voiced = cut_text("か\u3099" * 600, LongText(max_piece_chars=399))
+    assert all(piece.startswith("か") for piece in voiced)
     pieces = cut_text(mixed)
     assert "".join(pieces) == mixed
     for piece in pieces[1:]:
