@@ -117,6 +117,16 @@ class CodecDecoderConfig:
     def frame_rate_hz(self) -> float:
         return self.sample_rate_hz / self.samples_per_frame
 
+    @property
+    def widest_stage(self) -> int:
+        """Values a frame in the largest activation: channels halve where the rate grows."""
+        widest = steps = math.prod(self.upsampling_ratios)
+        widest *= self.decoder_dim
+        for i, rate in enumerate(self.upsample_rates, start=1):
+            steps *= rate
+            widest = max(widest, steps * (self.decoder_dim >> i))
+        return widest
+
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEncoderConfig:
@@ -384,6 +394,11 @@ class CodecEngineConfig:
         exact for the published sizes).
     num_rows: streams that can be open at once (rows of the state arena).
     frame_buckets, batch_buckets: shapes a decode is built for.
+    max_batch_frames: rows times frames of one decode, or the smallest batch if that is more; 0 is
+        no limit. A GPU has enough to do from a few hundred on; more makes first chunks wait longer
+        and takes more memory (3 MB a frame for the published sizes).
+    memory_gib: what a replica on a GPU may allocate in all; 0 is no limit. Shapes that don't fit are
+        left out at the start.
     max_primed_voices: clone voices whose state after their reference frames is kept (incremental
         mode; 5.2 MB each for the published sizes in float32).
     deterministic: one (frames, batch) bucket for everything.
@@ -394,6 +409,8 @@ class CodecEngineConfig:
     left_context_frames: int = 25
     frame_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
     batch_buckets: tuple[int, ...] = ()
+    max_batch_frames: int = 400
+    memory_gib: float = 0.0
     max_primed_voices: int = 32
     deterministic: bool = False
 
@@ -405,6 +422,8 @@ class CodecEngineConfig:
             raise ValueError(f"left_context_frames must be 0 or more, got {self.left_context_frames}")
         if self.max_primed_voices < 0:
             raise ValueError(f"max_primed_voices must be 0 or more, got {self.max_primed_voices}")
+        if self.max_batch_frames < 0 or self.memory_gib < 0:
+            raise ValueError("max_batch_frames and memory_gib must be 0 or more")
         batches = self.batch_buckets or _powers_of_two(min(self.num_rows, 64))
         frames = self.frame_buckets
         _check_buckets("batch_buckets", batches)

@@ -10,21 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig
-from qwen3tts_core.engine.codec_rows import IncrementalRows, RowDecoder, WindowRows
+from qwen3tts_core.config import CheckpointConfig, CodecDecoderConfig, CodecEngineConfig
+from qwen3tts_core.engine.codec_rows import CodecModel, IncrementalRows, RowDecoder, Seams, WindowRows
 from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Piece, Work
 from qwen3tts_core.engine.frame_checks import FrameChecks
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.errors import EngineFault, InvalidCodes, TTSError
-from qwen3tts_core.model.codec_decoder import CodecDecoder, open_codec_decoder
-from qwen3tts_core.ops.interface import Capture, Transfer
-from qwen3tts_core.ops.select import select_backend
+from qwen3tts_core.model.codec_decoder import open_codec_decoder
+from qwen3tts_core.model.codec_fused import PRECISIONS, FusedCodecDecoder
+from qwen3tts_core.ops.select import Backend, select_backend
 from qwen3tts_core.streaming.pcm import samples_to_bytes
 from qwen3tts_core.types import AudioChunk, FrameBatch, ReferenceVoice
 
@@ -59,23 +59,22 @@ class CodecEngine:
 
     def __init__(
         self,
-        decoder: CodecDecoder,
+        decoder: CodecModel,
         config: CodecEngineConfig,
         outbox: Outbox[AudioChunk],
+        seams: Seams,
         *,
-        capture: Capture,
-        transfer: Transfer,
         clock: Callable[[], float] = time.monotonic,
+        enter_thread: Callable[[], None] = lambda: None,
     ) -> None:
-        self._outbox, self._clock = outbox, clock
+        self._outbox, self._clock, self._enter_thread = outbox, clock, enter_thread
         self._checks = FrameChecks(decoder.config.num_quantizers, decoder.config.codebook_size)
         self._no_codes = self._checks.codes(b"")
         make_rows = IncrementalRows if config.mode == "incremental" else WindowRows
-        self._rows: RowDecoder = make_rows(decoder, config, capture, transfer)
+        self._rows: RowDecoder = make_rows(decoder, config, seams)
         self._scheduler = CodecScheduler(
             num_rows=config.num_rows,
-            frame_buckets=config.frame_buckets,
-            max_batch=config.batch_buckets[-1],
+            max_rows=self._rows.max_rows,
             seconds_per_frame=1.0 / decoder.config.frame_rate_hz,
         )
         self._num_rows = config.num_rows
@@ -85,6 +84,11 @@ class CodecEngine:
         self._death: BaseException | None = None
         self._batch_began_at: float | None = None
         self._chunks = self._frames = self._faults = self._faults_in_a_row = 0
+
+    @property
+    def max_rows(self) -> Mapping[int, int]:
+        """For each frame bucket, the rows that a batch of it may have."""
+        return self._rows.max_rows
 
     # ------------------------------------------------------------ any thread
     def start(self) -> None:
@@ -209,6 +213,7 @@ class CodecEngine:
     def _run(self) -> None:
         last_words = EngineFault("the codec is stopped")
         try:
+            self._enter_thread()
             while self._wait_for_work():
                 self.step()
         except BaseException as error:
@@ -335,7 +340,7 @@ class CodecEngine:
         self._scheduler.end(stream)
 
 
-_DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def open_codec_engine(
@@ -348,18 +353,36 @@ def open_codec_engine(
 ) -> CodecEngine:
     """Load a checkpoint folder's codec and build its engine, not yet started.
 
-    dtype: "float32", "bfloat16", or "auto", which is float32 everywhere: PCM as the reference's.
+    dtype: one of DTYPES, or "auto", which is float32: PCM as the reference's, and fast enough that
+    nothing else need be the default (load_tests/LOG.md). On a GPU float16 is twice as fast for about
+    50 dB of signal to noise; bfloat16 is as fast, worse, and can't overflow.
     Raises CheckpointMismatch, or ValueError for a device or dtype that isn't there.
     """
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(_DTYPES)}, got {dtype!r}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
+    chosen = torch.float32 if dtype == "auto" else DTYPES[dtype]
     codec = CheckpointConfig.from_checkpoint(checkpoint).codec
-    backend = select_backend(device, deterministic=config.deterministic)
-    decoder = open_codec_decoder(checkpoint, codec, backend.device, _DTYPES[dtype])
-    engine = CodecEngine(decoder, config, outbox, capture=backend.capture, transfer=backend.transfer)
+    backend = select_backend(device, deterministic=config.deterministic, memory_gib=config.memory_gib)
+    decoder = open_codec_model(checkpoint, codec, backend, chosen)
+    engine = CodecEngine(
+        decoder,
+        config,
+        outbox,
+        Seams(backend.capture, backend.transfer, backend.free_bytes),
+        enter_thread=backend.enter_thread,
+    )
     logger.info(
-        "codec: %s, %d rows, %s on %s, frame buckets %s, batch buckets %s",
-        config.mode, config.num_rows, dtype, backend.device,
-        list(config.frame_buckets), list(config.batch_buckets),
+        "codec: %s, %d rows, %s on %s, rows per frame bucket %s",
+        config.mode, config.num_rows, chosen, backend.device, dict(engine.max_rows),
     )  # fmt: skip
     return engine
+
+
+def open_codec_model(
+    checkpoint: Path, config: CodecDecoderConfig, backend: Backend, dtype: torch.dtype
+) -> CodecModel:
+    """The decoder that is fastest on this backend: fused kernels where there are any."""
+    if backend.codec_kernels is None:
+        return open_codec_decoder(checkpoint, config, backend.device, dtype)
+    plain = open_codec_decoder(checkpoint, config, backend.device, torch.float32)
+    return FusedCodecDecoder(plain, backend.codec_kernels, PRECISIONS[dtype])

@@ -6,8 +6,10 @@ codes of a stream and decodes them again as context. Knows no queues, threads or
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -17,18 +19,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3tts_core.config import CodecEngineConfig
+from qwen3tts_core.config import CodecDecoderConfig, CodecEngineConfig
 from qwen3tts_core.engine.codec_scheduler import Codes
-from qwen3tts_core.model.codec_decoder import CodecDecoder
-from qwen3tts_core.model.codec_state import SavedRow
-from qwen3tts_core.ops.interface import Capture, Transfer
+from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.model.codec_state import CodecState, SavedRow
+from qwen3tts_core.ops.interface import Capture, Launch, Transfer
 from qwen3tts_core.streaming.codec_window import Window, window_buckets
-from qwen3tts_core.streaming.pcm import quantize
+
+logger = logging.getLogger(__name__)
+
+_MEMORY_KNOBS = "raise the codec's memory_gib, or lower its num_rows or max_batch_frames"
 
 Samples = NDArray[np.int16]  # quantised as in streaming/pcm.py
 
 DecodeFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""codes [B, F, G], rows [B], num_valid [B], all int64 -> [B, F * samples_per_frame] float."""
+"""codes [B, F, G], rows [B], num_valid [B], all int64 -> [B, F * samples_per_frame] int16."""
+
+
+class CodecModel(Protocol):
+    """A decoder of any make: `CodecDecoder` or `FusedCodecDecoder`."""
+
+    @property
+    def config(self) -> CodecDecoderConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def bytes_per_frame(self) -> int: ...
+
+    def new_state(self, num_rows: int) -> CodecState: ...
+
+    def prepare(self, steps: Sequence[Callable[[], object]]) -> None: ...
+
+    def decode_samples(self, codes: Tensor) -> Tensor: ...
+
+    def decode_step_samples(
+        self, codes: Tensor, state: CodecState, rows: Tensor, num_valid: Tensor
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seams:
+    """What the device side runs on. free_bytes: what may still be allocated, asked when steps are built."""
+
+    capture: Capture
+    transfer: Transfer
+    free_bytes: Callable[[], float] = lambda: math.inf
 
 
 @dataclass(slots=True)
@@ -44,6 +81,7 @@ class RowDecoder(Protocol):
     """Decodes pieces of streams that have a row each. Every method is called from one thread."""
 
     counters: StepCounters
+    max_rows: Mapping[int, int]  # for each frame bucket that can be decoded: rows of a batch of it
 
     def warm_up(self) -> None:
         """Decode padding with the steps that a first chunk takes, before the first request does."""
@@ -69,38 +107,68 @@ class StepTable:
     """One captured step per (frames, batch) bucket, over one set of input and output buffers.
 
     Inputs are packed, so that a batch is one copy to the device: per row its arena row, its number
-    of valid frames, then its codes.
+    of valid frames, then its codes. Buckets beyond the limits, or beyond the memory, are left out.
     """
 
     def __init__(
         self,
         decode: DecodeFn,
-        decoder: CodecDecoder,
+        model: CodecModel,
+        config: CodecEngineConfig,
+        seams: Seams,
         *,
         frame_buckets: Sequence[int],
-        batch_buckets: Sequence[int],
         padding_row: int,
-        capture: Capture,
-        transfer: Transfer,
     ) -> None:
-        config = decoder.config
-        self._decode, self._transfer, self._padding_row = decode, transfer, padding_row
-        self._groups, self._samples_per_frame = config.num_quantizers, config.samples_per_frame
-        self._frame_buckets, self._batch_buckets = tuple(frame_buckets), tuple(batch_buckets)
-        self.buckets = [(f, b) for f in self._frame_buckets for b in self._batch_buckets]
+        self._decode, self._transfer, self._padding_row = decode, seams.transfer, padding_row
+        self._groups, self._samples_per_frame = model.config.num_quantizers, model.config.samples_per_frame
         self.counters = StepCounters()
-        frames, batch = self._frame_buckets[-1], self._batch_buckets[-1]
+        buckets = self._affordable(model, config, seams.free_bytes(), frame_buckets)
+        frames, batch = (max(sizes, default=0) for sizes in zip(*buckets, strict=True))
         self._inputs = torch.zeros(
-            batch * (2 + frames * self._groups), dtype=torch.int32, device=decoder.device
+            batch * (2 + frames * self._groups), dtype=torch.int32, device=model.device
         )
         self._samples = torch.zeros(
-            batch * frames * self._samples_per_frame, dtype=torch.int16, device=decoder.device
+            max(f * b for f, b in buckets) * self._samples_per_frame, dtype=torch.int16, device=model.device
         )
+        self._launch: dict[tuple[int, int], Launch] = {}
         with torch.inference_mode():
-            self._launch = {
-                (f, b): capture(partial(self._step, f, b), f"codec step of {b} rows x {f} frames")
-                for f, b in reversed(self.buckets)  # the largest first: its memory serves all others
-            }
+            model.prepare([partial(self._step, f, b) for f, b in buckets])
+            for f, b in sorted(
+                buckets, key=math.prod, reverse=True
+            ):  # the largest's memory serves all others
+                name = f"codec step of {b} rows x {f} frames"
+                try:
+                    self._launch[f, b] = seams.capture(partial(self._step, f, b), name)
+                except torch.OutOfMemoryError:
+                    logger.warning("no %s: out of memory; %s", name, _MEMORY_KNOBS)
+        self.buckets = sorted(self._launch)
+        if not self.buckets:
+            raise EngineFault(f"not one codec step fits the memory; {_MEMORY_KNOBS}")
+        self.max_rows = {frames: batch for frames, batch in self.buckets}  # noqa: C416 - the last one wins
+
+    @staticmethod
+    def _affordable(
+        model: CodecModel, config: CodecEngineConfig, free_bytes: float, frame_buckets: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """The buckets within `max_batch_frames` and, by estimate, the memory."""
+        limit = config.max_batch_frames or math.inf
+        smallest = config.batch_buckets[0]
+        buckets = [
+            (f, b) for f in frame_buckets for b in config.batch_buckets if f * b <= limit or b == smallest
+        ]
+        fitting = [(f, b) for f, b in buckets if f * b * model.bytes_per_frame <= free_bytes]
+        if fitting != buckets:
+            lost = ", ".join(f"{b} x {f}" for f, b in buckets if (f, b) not in fitting)
+            logger.warning(
+                "no codec steps of %s (rows x frames): %.1f GiB are free; %s",
+                lost,
+                free_bytes / 2**30,
+                _MEMORY_KNOBS,
+            )
+        if not fitting:
+            raise EngineFault(f"not one codec step fits the memory; {_MEMORY_KNOBS}")
+        return fitting
 
     def _buffers(self, frames: int, batch: int) -> tuple[Tensor, Tensor]:
         """The step's part of the shared buffers: inputs [b, 2 + f * G], samples [b, f * samples]."""
@@ -111,16 +179,20 @@ class StepTable:
     def _step(self, frames: int, batch: int) -> None:
         inputs, samples = self._buffers(frames, batch)
         rows, num_valid, codes = inputs[:, 0].long(), inputs[:, 1].long(), inputs[:, 2:].long()
-        samples.copy_(quantize(self._decode(codes.view(batch, frames, self._groups), rows, num_valid)))
+        samples.copy_(self._decode(codes.view(batch, frames, self._groups), rows, num_valid))
 
     def warm_up(self) -> None:
-        for batch in self._batch_buckets:
-            self._run(self._frame_buckets[0], batch, [], [])
+        first = self.buckets[0][0]
+        for frames, batch in self.buckets:
+            if frames == first:
+                self._run(frames, batch, [], [])
+            else:  # makes the host buffer for its results
+                self._transfer.start(self._buffers(frames, batch)[1]).wait()
 
     def __call__(self, rows: Sequence[int], codes: Sequence[Codes]) -> Samples:
         """Decode codes[i] in arena row rows[i]. [n, bucket's samples]; beyond a row's frames: anything."""
-        frames = next(size for size in self._frame_buckets if size >= max(map(len, codes)))
-        batch = next(size for size in self._batch_buckets if size >= len(rows))
+        longest = max(map(len, codes))
+        frames, batch = next((f, b) for f, b in self.buckets if f >= longest and b >= len(rows))
         self.counters.batches += 1
         self.counters.padded_rows += batch - len(rows)
         self.counters.padded_frames += batch * frames - sum(map(len, codes))
@@ -136,30 +208,27 @@ class StepTable:
             packed[i, 2 : 2 + row_codes.size] = row_codes.ravel()
         inputs.copy_(torch.from_numpy(packed), non_blocking=True)
         self._launch[frames, batch]()
-        return self._transfer.start(samples[: len(rows)]).wait().numpy()
+        return self._transfer.start(samples).wait().numpy()  # whole, so that host buffers are few
 
 
 class IncrementalRows:
     """Exact state per stream in an arena; each frame is decoded once. Source: spec 4.4."""
 
-    def __init__(
-        self, decoder: CodecDecoder, config: CodecEngineConfig, capture: Capture, transfer: Transfer
-    ) -> None:
-        self._samples_per_frame = decoder.config.samples_per_frame
+    def __init__(self, model: CodecModel, config: CodecEngineConfig, seams: Seams) -> None:
+        self._samples_per_frame = model.config.samples_per_frame
         self._max_primed = config.max_primed_voices
         self._primed: OrderedDict[str, SavedRow] = OrderedDict()
-        padding_row = config.num_rows
-        self.state = state = decoder.new_state(config.num_rows + 1)
+        self.state = state = model.new_state(config.num_rows + 1)
         self.steps = StepTable(
-            lambda codes, rows, num_valid: decoder.decode_step(codes, state, rows, num_valid),
-            decoder,
+            lambda codes, rows, num_valid: model.decode_step_samples(codes, state, rows, num_valid),
+            model,
+            config,
+            seams,
             frame_buckets=config.frame_buckets,
-            batch_buckets=config.batch_buckets,
-            padding_row=padding_row,
-            capture=capture,
-            transfer=transfer,
+            padding_row=config.num_rows,
         )
         self.counters = self.steps.counters
+        self.max_rows: Mapping[int, int] = self.steps.max_rows
 
     def warm_up(self) -> None:
         self.steps.warm_up()
@@ -188,23 +257,27 @@ class IncrementalRows:
 class WindowRows:
     """The last `left_context_frames` codes of each stream, decoded again before each piece."""
 
-    def __init__(
-        self, decoder: CodecDecoder, config: CodecEngineConfig, capture: Capture, transfer: Transfer
-    ) -> None:
-        self._samples_per_frame = decoder.config.samples_per_frame
+    def __init__(self, model: CodecModel, config: CodecEngineConfig, seams: Seams) -> None:
+        self._samples_per_frame = model.config.samples_per_frame
         self._left_context = config.left_context_frames
         self._context: dict[int, Codes] = {}
         widths = window_buckets(config.frame_buckets, config.left_context_frames)
         self.steps = StepTable(
-            lambda codes, _rows, _num_valid: decoder.decode(codes),
-            decoder,
+            lambda codes, _rows, _num_valid: model.decode_samples(codes),
+            model,
+            config,
+            seams,
             frame_buckets=widths[-1:] if config.deterministic else widths,
-            batch_buckets=config.batch_buckets,
             padding_row=0,
-            capture=capture,
-            transfer=transfer,
         )
         self.counters = self.steps.counters
+        rows_for = {
+            num_new: max((b for f, b in self.steps.buckets if f >= num_new + self._left_context), default=0)
+            for num_new in config.frame_buckets
+        }
+        self.max_rows: Mapping[int, int] = {num_new: rows for num_new, rows in rows_for.items() if rows}
+        if not self.max_rows:
+            raise EngineFault(f"not one codec window fits the memory; {_MEMORY_KNOBS}")
 
     def warm_up(self) -> None:
         self.steps.warm_up()

@@ -12,7 +12,7 @@ piece, so its order is kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,18 +83,14 @@ class Piece:
 
 
 class CodecScheduler:
-    """Rows, streams and their waiting work."""
+    """Rows, streams and their waiting work.
 
-    def __init__(
-        self,
-        *,
-        num_rows: int,
-        frame_buckets: Sequence[int],
-        max_batch: int,
-        seconds_per_frame: float,
-    ) -> None:
-        self._num_rows, self._frame_buckets, self._max_batch = num_rows, tuple(frame_buckets), max_batch
-        self._seconds_per_frame = seconds_per_frame
+    max_rows: for each frame bucket, rising, the rows that a batch padded to it may have.
+    """
+
+    def __init__(self, *, num_rows: int, max_rows: Mapping[int, int], seconds_per_frame: float) -> None:
+        self._num_rows, self._max_rows, self._seconds_per_frame = num_rows, max_rows, seconds_per_frame
+        self._frame_buckets = tuple(max_rows)
         self._free_rows = list(reversed(range(num_rows)))
         self._streams: dict[str, CodecStream] = {}
 
@@ -170,17 +166,17 @@ class CodecScheduler:
     def take_batch(self, now: float) -> list[Piece]:
         """The next batch, most urgent first; its streams are in flight until `landed`."""
         waiting = sorted((*self._urgency(stream, now), i, stream) for i, stream in enumerate(self._idle()))
-        urgent_width = max(
-            (self._width(stream) for is_later, *_, stream in waiting[: self._max_batch] if not is_later),
-            default=self._frame_buckets[-1],
-        )
         batch: list[Piece] = []
+        width, has_urgent = 0, False
         for is_later, *_, stream in waiting:
-            if len(batch) < self._max_batch and (not is_later or self._width(stream) <= urgent_width):
-                work = stream.work[0]
-                end = work.num_decoded + self._frame_buckets[-1]
-                batch.append(Piece(stream, work, work.codes[work.num_decoded : end]))
-                stream.is_in_flight = True
+            padded = max(width, self._width(stream))
+            if len(batch) >= self._max_rows[padded] or (is_later and has_urgent and padded > width):
+                continue
+            width, has_urgent = padded, has_urgent or not is_later
+            work = stream.work[0]
+            end = work.num_decoded + self._frame_buckets[-1]
+            batch.append(Piece(stream, work, work.codes[work.num_decoded : end]))
+            stream.is_in_flight = True
         return batch
 
     def deadline(self, stream: CodecStream, first_frame: int) -> float | None:

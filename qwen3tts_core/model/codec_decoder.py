@@ -10,7 +10,7 @@ Shape letters: B rows, F frames, G code groups, C channels, T time steps at some
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from qwen3tts_core.model.codec_state import CodecState, NoPast, Past, RowsPast, 
 from qwen3tts_core.model.codec_transformer import WindowTransformer, take_linear
 from qwen3tts_core.model.layers import frozen
 from qwen3tts_core.model.weights import SafetensorsFolder, WeightReader
+from qwen3tts_core.streaming.pcm import quantize
 
 # Sizes that no config names (spec 4.1).
 _PRE_CONV_KERNEL = 3
@@ -248,6 +249,24 @@ class CodecDecoder(nn.Module):
         pcm = self._pcm(codes, past)
         past.commit()
         return pcm
+
+    def decode_samples(self, codes: Tensor) -> Tensor:
+        """`decode`, quantised: int16."""
+        return quantize(self.decode(codes))
+
+    def decode_step_samples(
+        self, codes: Tensor, state: CodecState, rows: Tensor, num_valid: Tensor
+    ) -> Tensor:
+        """`decode_step`, quantised: int16."""
+        return quantize(self.decode_step(codes, state, rows, num_valid))
+
+    def prepare(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Before the first of these steps: nothing to compile here."""
+
+    @property
+    def bytes_per_frame(self) -> int:
+        """About what a step holds at once for each of its frames: input, residual, output and a tail's join."""
+        return 4 * self.config.widest_stage * self.dtype.itemsize
 
     def _pcm(self, codes: Tensor, past: Past) -> Tensor:
         x = codes

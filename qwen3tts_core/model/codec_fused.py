@@ -13,6 +13,7 @@ Shape letters as in ops/codec_interface.py. Source: spec 4.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,7 @@ from qwen3tts_core.model import codec_decoder as plain
 from qwen3tts_core.model.codec_state import CodecState, Tail
 from qwen3tts_core.model.codec_transformer import TransformerLayer
 from qwen3tts_core.ops.codec_interface import (
+    ArenaRows,
     CodecKernels,
     CodecStep,
     ConvWeights,
@@ -191,6 +193,16 @@ class FusedCodecDecoder:
         half = torch.arange(0, config.head_dim, 2, device=decoder.device).float() / config.head_dim
         self._inverse_frequency = config.rope_theta**-half
 
+    def prepare(self, steps: Sequence[Callable[[], object]]) -> None:
+        """See `CodecKernels.prepare`."""
+        self.kernels.prepare(steps)
+
+    @property
+    def bytes_per_frame(self) -> int:
+        """About what a step holds at once for each of its frames: planes and residual, of a unit's input and output."""
+        planes = self._stack.planes * self._stack.dtype.itemsize
+        return 2 * self.config.widest_stage * (planes + self._residual.itemsize)
+
     # ------------------------------------------------------------ state
     def new_state(self, num_rows: int) -> CodecState:
         """An arena of fresh rows on the model's device."""
@@ -222,9 +234,8 @@ class FusedCodecDecoder:
         return self._samples(self._begin(codes, state, rows, num_valid), codes)
 
     def _begin(self, codes: Tensor, state: CodecState, rows: Tensor, num_valid: Tensor) -> CodecStep:
-        return self.kernels.begin(
-            self._layout, state.values, state.positions, rows, num_valid, codes.shape[1]
-        )
+        arena = ArenaRows(state.values, state.positions, rows, num_valid)
+        return self.kernels.begin(self._layout, arena, codes.shape[1])
 
     def _wave(self, step: CodecStep, codes: Tensor) -> Tensor:
         x = self._activations(step, codes)

@@ -20,7 +20,7 @@ channels, P planes, G code groups, K KV heads, E head dim, W attention window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -152,14 +152,27 @@ class TailLayout:
         self.lines = torch.tensor(rows, dtype=torch.int32, device=self.device).view(-1, 6)
 
 
-@dataclass(slots=True, eq=False)
-class CodecStep:
-    """One step's rows: what `begin` found, for the kernels that follow.
+@dataclass(frozen=True, slots=True, eq=False)
+class ArenaRows:
+    """The streams of one step. values: [all rows, row size] float32; positions: [all rows] int64.
 
-    position: [B] int64, frames decoded before. rows, num_valid: [B] int64. arena: [rows, row size]
-    float32, None for a decode from the start that keeps nothing. wide: [B, num_copied] float32,
-    front and stack: [P, B, num_copied], the tails in order of time, zeros before the start; with no
-    arena one row of zeros stands for all.
+    rows: [B] int64, which row each stream has, different but for rows with num_valid 0. num_valid: [B]
+    int64 in [0, F], how many of the step's frames are real.
+    """
+
+    values: Tensor
+    positions: Tensor
+    rows: Tensor
+    num_valid: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodecStep:
+    """What `begin` found, for the kernels that follow.
+
+    position: [B] int64, frames decoded before. wide: [B, num_copied] float32, front and stack:
+    [P, B, num_copied]: the tails in order of time, zeros before the start. arena: None for a decode
+    from the start that keeps nothing; then one row of zeros may stand for all tails.
     """
 
     num_rows: int
@@ -168,10 +181,7 @@ class CodecStep:
     wide: Tensor
     front: Tensor
     stack: Tensor
-    arena: Tensor | None = None
-    rows: Tensor | None = None
-    num_valid: Tensor | None = None
-    positions: Tensor | None = None
+    arena: ArenaRows | None = None
 
     def tails(self, span: TailSpan) -> Tensor:
         """The buffer that holds the span."""
@@ -205,20 +215,13 @@ class CodecKernels(Protocol):
 
     name: str
 
-    def begin(
-        self,
-        layout: TailLayout,
-        arena: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        num_valid: Tensor,
-        num_frames: int,
-    ) -> CodecStep:
-        """Copy the rows' tails out, in order of time. arena: [rows, row size] float32; positions: [rows].
+    def prepare(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Compile whatever these steps would launch, many kernels at a time, and run none of them."""
+        ...
 
-        rows: [B], different but for rows with num_valid 0; num_valid: [B] in [0, num_frames].
-        """
-        ...  # fmt: skip
+    def begin(self, layout: TailLayout, arena: ArenaRows, num_frames: int) -> CodecStep:
+        """Copy the rows' tails out, in order of time."""
+        ...
 
     def begin_fresh(self, layout: TailLayout, num_rows: int, num_frames: int) -> CodecStep:
         """Rows at their very start, of which nothing will be kept."""

@@ -5,12 +5,15 @@ Arithmetic in float32; a value leaves through the format that was asked for, as 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from qwen3tts_core.ops.codec_interface import (
     Activation,
+    ArenaRows,
     CodecStep,
     ConvOut,
     ConvWeights,
@@ -26,34 +29,29 @@ class ReferenceCodecKernels:
 
     name = "reference"
 
+    def prepare(self, steps: Sequence[Callable[[], object]]) -> None:
+        """Nothing is compiled here."""
+
     # ------------------------------------------------------------ rows
-    def begin(
-        self, layout: TailLayout, arena: Tensor, positions: Tensor, rows: Tensor, num_valid: Tensor,
-        num_frames: int,
-    ) -> CodecStep:  # fmt: skip
-        position = positions[rows]
-        wide = arena.new_zeros(len(rows), layout.num_copied)
+    def begin(self, layout: TailLayout, arena: ArenaRows, num_frames: int) -> CodecStep:
+        position = arena.positions[arena.rows]
+        wide = arena.values.new_zeros(len(position), layout.num_copied)
         for span in layout.spans:
             if span.kind != "ring" and span.length:
-                time = (
-                    position[:, None] * span.rate
-                    - span.length
-                    + torch.arange(span.length, device=arena.device)
-                )
-                values = _ring(arena, span)[rows[:, None], time.clamp(min=0) % span.length]
-                values = values.masked_fill((time < 0)[:, :, None], 0.0)
-                wide[:, span.offset : span.offset + span.size] = values.flatten(1)
-        return CodecStep(
-            len(rows), num_frames, position, wide, layout.front.split(wide), layout.stack.split(wide),
-            arena, rows, num_valid, positions,
-        )  # fmt: skip
+                old = _ordered(arena, position, span)
+                wide[:, span.offset : span.offset + span.size] = old.flatten(1)
+        return self._step(layout, position, wide, num_frames, arena)
 
     def begin_fresh(self, layout: TailLayout, num_rows: int, num_frames: int) -> CodecStep:
         wide = torch.zeros(num_rows, layout.num_copied, device=layout.device)
         position = torch.zeros(num_rows, dtype=torch.int64, device=layout.device)
-        return CodecStep(
-            num_rows, num_frames, position, wide, layout.front.split(wide), layout.stack.split(wide)
-        )
+        return self._step(layout, position, wide, num_frames, None)
+
+    def _step(
+        self, layout: TailLayout, position: Tensor, wide: Tensor, num_frames: int, arena: ArenaRows | None
+    ) -> CodecStep:
+        front, stack = layout.front.split(wide), layout.stack.split(wide)
+        return CodecStep(len(position), num_frames, position, wide, front, stack, arena)
 
     # ------------------------------------------------------------ layers
     def lookup(self, step: CodecStep, codes: Tensor, table: Tensor, form: Format) -> Tensor:
@@ -141,18 +139,16 @@ class ReferenceCodecKernels:
     ) -> Tensor:  # fmt: skip
         past, num_frames, head_dim = ring.length, step.num_frames, 2 * rope[0].shape[1]
         heads = qkv.view(step.num_rows, num_frames, -1, head_dim)
-        num_kv_heads = (heads.shape[2] - num_heads) // 2
+        num_kv_heads = (heads.size(2) - num_heads) // 2
         frames = torch.arange(num_frames, device=qkv.device)
         cos, sin = (table.view(step.num_rows, num_frames, 1, -1) for table in rope)
         q, k, v = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=2)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         old = qkv.new_zeros(step.num_rows, past, 2 * num_kv_heads, head_dim)
         if step.arena is not None and past:
-            time = step.position[:, None] - past + torch.arange(past, device=qkv.device)
-            old = _ring(step.arena, ring)[step.rows[:, None], time.clamp(min=0) % past].view_as(old)
-            old = old.masked_fill((time < 0)[:, :, None, None], 0.0)
+            old = _ordered(step.arena, step.position, ring).view_as(old)
         new = torch.cat([k, v], dim=2)
-        k, v = torch.cat([old, new], dim=1).split(num_kv_heads, dim=2)
+        k, v = torch.cat([old, new], dim=1).chunk(2, dim=2)
         query = frames[:, None]
         key = torch.arange(past + num_frames, device=qkv.device)
         visible = (key >= query) & (key <= query + past)
@@ -169,8 +165,7 @@ class ReferenceCodecKernels:
         inputs = _with_tail(step, x, tail).transpose(1, 2)
         wave = functional.conv1d(inputs, weights.T[None])[:, 0] + bias
         if step.arena is not None:
-            assert step.positions is not None
-            step.positions.index_copy_(0, step.rows, step.position + step.num_valid)
+            step.arena.positions.index_copy_(0, step.arena.rows, step.position + step.arena.num_valid)
         return wave
 
     def samples(self, step: CodecStep, x: Tensor, weights: Tensor, bias: float, tail: TailSpan) -> Tensor:
@@ -192,9 +187,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
-def _ring(arena: Tensor, span: TailSpan) -> Tensor:
-    """The arena's part of a span, the same memory: [rows, length, channels]."""
-    return arena[:, span.offset : span.offset + span.size].view(len(arena), span.length, span.channels)
+def _ring(arena: ArenaRows, span: TailSpan) -> Tensor:
+    """A span in every row, the same memory: [all rows, length, channels]."""
+    part = arena.values[:, span.offset : span.offset + span.size]
+    return part.view(len(part), span.length, span.channels)
+
+
+def _ordered(arena: ArenaRows, position: Tensor, span: TailSpan) -> Tensor:
+    """The step's tails in order of time, zeros before the streams' start: [B, length, channels]."""
+    time = position[:, None] * span.rate - span.length + torch.arange(span.length, device=position.device)
+    values = _ring(arena, span)[arena.rows[:, None], time.clamp(min=0) % span.length]
+    return values.masked_fill((time < 0)[:, :, None], 0.0)
 
 
 def _with_tail(step: CodecStep, x: Tensor, tail: TailSpan | None) -> Tensor:
@@ -210,18 +213,16 @@ def _with_tail(step: CodecStep, x: Tensor, tail: TailSpan | None) -> Tensor:
 
 def _keep(step: CodecStep, value: Tensor, keep: TailSpan) -> None:
     """The last valid steps of value [B, T, C], or [B * T, …], into the ring of each row."""
-    if step.arena is None or not keep.length:
+    arena = step.arena
+    if arena is None or not keep.length:
         return
-    assert step.rows is not None
-    assert step.num_valid is not None
     value = value.reshape(step.num_rows, -1, keep.channels)
-    ring = _ring(step.arena, keep)
+    ring = _ring(arena, keep)
     now = torch.arange(keep.length, device=value.device)
     # Place p of the ring gets the last valid step at a time that is p modulo the length, if this step has one.
-    end = (step.position + step.num_valid)[:, None] * keep.rate
+    end = (step.position + arena.num_valid)[:, None] * keep.rate
     time = end - 1 - (end - 1 - now) % keep.length
     at = time - step.position[:, None] * keep.rate
     rows = torch.arange(step.num_rows, device=value.device)[:, None]
     fresh = value[rows, at.clamp(min=0)]
-    old = ring[step.rows]
-    ring[step.rows] = torch.where((at >= 0)[:, :, None], fresh, old)
+    ring[arena.rows] = torch.where((at >= 0)[:, :, None], fresh, ring[arena.rows])

@@ -7,10 +7,12 @@ isn't there, and never falls back.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
 
+from qwen3tts_core.ops.codec_interface import CodecKernels
 from qwen3tts_core.ops.interface import Capture, Ops, Transfer
 from qwen3tts_core.ops.reference import HostTransfer, ReferenceOps, run_eagerly
 
@@ -19,27 +21,45 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The three seams of one device, and the device itself."""
+    """The seams of one device, and the device itself.
+
+    codec_kernels: None where the plain codec decoder is the fast one. memory_gib: what this process
+    may allocate on the device; 0 is no limit.
+    """
 
     device: torch.device
     ops: Ops
     capture: Capture
     transfer: Transfer
+    codec_kernels: CodecKernels | None = None
+    memory_gib: float = 0.0
 
     def enter_thread(self) -> None:
         """Call first on a thread that will launch: CUDA's current device belongs to the thread."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
+    def free_bytes(self) -> float:
+        """What may still be allocated here; not limited on CPU."""
+        if self.device.type != "cuda":
+            return math.inf
+        allocated = torch.cuda.memory_allocated(self.device)
+        cached = torch.cuda.memory_reserved(self.device) - allocated
+        free = torch.cuda.mem_get_info(self.device)[0] + cached
+        return min(free, self.memory_gib * 2**30 - allocated) if self.memory_gib else free
 
-def select_backend(device: str = "auto", *, deterministic: bool = False) -> Backend:
-    """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device that isn't there."""
+
+def select_backend(device: str = "auto", *, deterministic: bool = False, memory_gib: float = 0.0) -> Backend:
+    """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device that isn't there.
+
+    memory_gib: see `Backend`; the allocator of this process keeps to it from now on.
+    """
     chosen = _parse(device)
     if chosen.type == "cpu":
         logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
         return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
     if chosen.type == "cuda":
-        return _cuda_backend(chosen)
+        return _cuda_backend(chosen, memory_gib)
     raise ValueError(f"device {device!r} has no backend; available: cpu, cuda")
 
 
@@ -52,10 +72,11 @@ def _parse(device: str) -> torch.device:
         raise ValueError(f"device must be auto, cpu or cuda[:index], got {device!r}") from None
 
 
-def _cuda_backend(device: torch.device) -> Backend:
+def _cuda_backend(device: torch.device, memory_gib: float) -> Backend:
     if not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r} was asked for, but no GPU is visible")
     from qwen3tts_core.ops.cuda.backend import CudaOps, GraphCapture, PinnedTransfer
+    from qwen3tts_core.ops.cuda.codec_kernels import TritonCodecKernels
 
     device = torch.device("cuda", device.index or 0)
     torch.cuda.set_device(device)
@@ -63,4 +84,9 @@ def _cuda_backend(device: torch.device) -> Backend:
     has_pdl = properties.major >= 9  # programmatic dependent launch came with Hopper
     logger.info("ops: cuda on %s, dependent launches %s", properties.name, "on" if has_pdl else "off")
     ops = CudaOps(device, num_processors=properties.multi_processor_count, pdl=has_pdl)
-    return Backend(device, ops, GraphCapture(device), PinnedTransfer())
+    codec = TritonCodecKernels(device, num_processors=properties.multi_processor_count, pdl=has_pdl)
+    if memory_gib:
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, memory_gib * 2**30 / properties.total_memory), device
+        )
+    return Backend(device, ops, GraphCapture(device), PinnedTransfer(), codec, memory_gib)

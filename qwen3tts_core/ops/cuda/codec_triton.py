@@ -14,6 +14,7 @@ import triton.language as tl
 
 from qwen3tts_core.ops.cuda.pdl import prefetch_l2, wait_for_inputs
 
+NONE = tl.constexpr(0)
 SNAKE = tl.constexpr(1)
 GELU = tl.constexpr(2)
 GATED = tl.constexpr(3)
@@ -74,8 +75,11 @@ def _keep(
 
 
 # ---------------------------------------------------------------- convs
-_CONV_FIXED = ["num_tiles", "keepers", "num_rows", "T", "taps", "dilation", "n_out", "num_sums",
-               "offset", "length", "rate"]  # fmt: skip
+# Sizes that a kernel is not compiled for. The others are: whether they divide by 16 decides how wide a
+# load may be, and with one unknown stride in the row's address every load of it would be 2 bytes.
+_CONV_FIXED = [
+    "num_tiles", "keepers", "num_rows", "T", "taps", "dilation", "n_out", "num_sums", "offset", "length", "rate",
+]  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_CONV_FIXED)
@@ -94,7 +98,7 @@ def conv_kernel(
 ):  # fmt: skip
     num_n = tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)
-    if HAS_KEEP:
+    if HAS_KEEP:  # noqa: SIM102 - decided when compiled
         if pid >= num_tiles:
             _keep(
                 pid - num_tiles, keepers, x_ptr, x_plane, T, C,
@@ -122,7 +126,7 @@ def conv_kernel(
     tail_at = tail_ptr + row * tail_row + tail_offset + ((taps - 1) * dilation + t) * C
 
     acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for step in range(0, taps * per_tap):
+    for step in range(taps * per_tap):
         tap = step // per_tap
         c = (step - tap * per_tap) * BLOCK_K + k
         back = (taps - 1 - tap) * dilation
@@ -228,8 +232,7 @@ def _unit_finish(
     _store_planes(out_ptr, at, out_plane.to(tl.int64), acc, mask, OUT_PLANES)
 
 
-_UNIT_FIXED = ["num_tiles", "keepers", "num_rows", "T", "taps", "dilation", "offset", "length",
-               "rate"]  # fmt: skip
+_UNIT_FIXED = ["num_tiles", "keepers", "num_rows", "T", "taps", "dilation", "offset", "length", "rate"]
 
 
 @triton.jit(do_not_specialize=_UNIT_FIXED)
@@ -247,7 +250,7 @@ def unit_kernel(
 ):  # fmt: skip
     """A whole residual unit: all channels in one program, as N0 and N1 of them (powers of two)."""
     pid = tl.program_id(0)
-    if HAS_KEEP:
+    if HAS_KEEP:  # noqa: SIM102 - decided when compiled
         if pid >= num_tiles:
             _keep(
                 pid - num_tiles, keepers, x_ptr, x_plane, T, C,
@@ -279,7 +282,7 @@ def unit_kernel(
     acc0 = tl.zeros([BLOCK_M, N0], dtype=tl.float32)
     if N1:
         acc1 = tl.zeros([BLOCK_M, N1], dtype=tl.float32)
-    for step in range(0, taps * per_tap):
+    for step in range(taps * per_tap):
         tap = step // per_tap
         c = (step - tap * per_tap) * BLOCK_K + k
         back = (taps - 1 - tap) * dilation
@@ -498,7 +501,7 @@ def attention_kernel(
     for block in range(tl.program_id(1), tl.cdiv(F, BLOCK_Q), splits):
         q_frame = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
         q_mask = q_frame < F
-        for g in range(0, H // KVH):
+        for g in range(H // KVH):
             query_head = head * (H // KVH) + g
             q_at = new + q_frame * width + query_head * E
             q_low, q_high = _rotated(q_at, cos_ptr, sin_ptr, q_frame, q_mask, j, E)
@@ -560,7 +563,7 @@ def wave_kernel(
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
-    if HAS_KEEP:
+    if HAS_KEEP:  # noqa: SIM102 - decided when compiled
         if pid >= num_tiles:
             program = pid - num_tiles
             _keep(

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig
 from qwen3tts_core.engine.codec_engine import CodecEngine
+from qwen3tts_core.engine.codec_rows import Seams
 from qwen3tts_core.engine.outbox import AsyncOutbox
 from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
@@ -67,8 +68,7 @@ def make_engine(outbox=None, clock=None, decoder=DECODER, **config):
         decoder,
         CodecEngineConfig(**config),
         ListOutbox() if outbox is None else outbox,
-        capture=run_eagerly,
-        transfer=HostTransfer(),
+        Seams(run_eagerly, HostTransfer()),
         clock=clock or Clock(),
     )
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen3tts_core.config import CodecEngineConfig
-from qwen3tts_core.engine.codec_rows import IncrementalRows, WindowRows
+from qwen3tts_core.engine.codec_rows import IncrementalRows, Seams, WindowRows
 from qwen3tts_core.ops.reference import HostTransfer, run_eagerly
 from qwen3tts_core.streaming.pcm import NOT_A_NUMBER, pcm16_from_float, quantize
 from tests.qwen3tts_core.codec_kit import MINI, mini_decoder, random_codes
@@ -52,7 +52,7 @@ def make_rows(kind=IncrementalRows, capture=run_eagerly, **config):
     config = CodecEngineConfig(
         **{"num_rows": 5, "frame_buckets": (1, 4, 9), "left_context_frames": 3} | config
     )
-    return kind(DECODER, config, capture, HostTransfer())
+    return kind(DECODER, config, Seams(capture, HostTransfer()))
 
 
 @pytest.mark.parametrize(

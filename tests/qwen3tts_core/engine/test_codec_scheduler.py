@@ -13,9 +13,8 @@ FRAME_S = 0.08
 
 
 def make_scheduler(num_rows=8, frame_buckets=(1, 4, 16), max_batch=4):
-    return CodecScheduler(
-        num_rows=num_rows, frame_buckets=frame_buckets, max_batch=max_batch, seconds_per_frame=FRAME_S
-    )
+    max_rows = dict.fromkeys(frame_buckets, max_batch)
+    return CodecScheduler(num_rows=num_rows, max_rows=max_rows, seconds_per_frame=FRAME_S)
 
 
 def work(num_frames, first=0, at=0.0, **others):
