@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     IPvAnyNetwork,
     TypeAdapter,
@@ -26,6 +24,7 @@ from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.handles import Transport
 from deployments.reference_encoder import EncoderSettings
 from deployments.reference_fetch import FetchPolicy
+from deployments.strict_args import StrictArgs
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
@@ -37,19 +36,19 @@ _ROOT = Path(__file__).parents[1]
 _FETCH = FetchPolicy()
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]
+Checkpoint = Annotated[str, Field(pattern=r"\S")]
 VoiceName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class TransportArgs(BaseModel):
+class TransportArgs(StrictArgs):
     """How the items of each link travel."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     talker_to_codec: Transport = "object_ref"
     codec_to_ingress: Transport = "value"
 
 
-class ModelArgs(BaseModel):
+class ModelArgs(StrictArgs):
     """One served checkpoint.
 
     checkpoint: a folder, relative to where Serve runs or to the project; a short name; or a hub id.
@@ -60,9 +59,7 @@ class ModelArgs(BaseModel):
     deterministic: the same bytes whatever else runs, at a cost (README, "Configuration").
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    checkpoint: str
+    checkpoint: Checkpoint
     model_name: str = ""
     talker_dtype: Dtype = "auto"
     codec_dtype: Dtype = "auto"
@@ -124,15 +121,13 @@ class ModelArgs(BaseModel):
         return tuple(name for name in names if name != self.served_name)
 
 
-class ReferenceArgs(BaseModel):
+class ReferenceArgs(StrictArgs):
     """Clips for voice clone (Base checkpoints), and where they may come from.
 
     limits: what a clip may be; its max_bytes bounds what is fetched and uploaded, too.
     memo_bytes: of encoded voices remembered by the encoder; absent: the core's default.
     The rest is as in `FetchPolicy`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: Literal["cpu", "cuda"] = "cpu"
     limits: ReferenceLimits = ReferenceLimits()
@@ -162,10 +157,8 @@ class ReferenceArgs(BaseModel):
         return EncoderSettings(checkpoint, self.limits, self.device, self.memo_bytes)
 
 
-class VoicesArgs(BaseModel):
+class VoicesArgs(StrictArgs):
     """Uploaded voices. folder: where they lie, relative to where Serve runs; every ingress replica must see it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: Path = Path("~/.local/share/qwen3tts/voices")
     max_voices: Annotated[int, Field(ge=1)] = DEFAULT_MAX_VOICES
@@ -187,13 +180,13 @@ class AppArgs(ModelArgs):
     long_text: when a text is cut into pieces, and how long it may be, in characters.
     """
 
-    checkpoint: str = ""
+    checkpoint: Checkpoint = ""
     models: tuple[ModelArgs, ...] = ()
-    device: str = "auto"
+    device: Device = "auto"
     transport: TransportArgs = TransportArgs()
     reference: ReferenceArgs = ReferenceArgs()
     voices: VoicesArgs = VoicesArgs()
-    voice_aliases: dict[VoiceName, VoiceName] = {}
+    voice_aliases: dict[VoiceName, VoiceName] = Field(default_factory=dict)
     api_keys_file: Path | None = None
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
     long_text: LongText = LongText()

@@ -53,12 +53,53 @@ def graph_of(args):
         ({"codec": {"mode": "windowed"}}, "codec.mode"),
         ({"talker_dtype": "fp16"}, "talker_dtype"),
         ({"talker": [1]}, "talker"),
+        ({"talker": {"num_slots": True}}, "talker.num_slots"),
+        ({"talker": {"num_slots": "8"}}, "talker.num_slots"),
+        ({"talker": {"num_slots": 8.0}}, "talker.num_slots"),
+        ({"talker": {"prefill_buckets": [32, "64"]}}, "talker.prefill_buckets.1"),
+        ({"codec": {"num_rows": "8"}}, "codec.num_rows"),
+        ({"chunk_ramp": {"ramp": [True, 3]}}, "chunk_ramp.ramp.0"),
+        ({"deterministic": "yes"}, "deterministic"),
+        ({"deterministic": 1}, "deterministic"),
+        ({"model_name": 7}, "model_name"),
+        ({"checkpoint": ""}, "checkpoint"),
+        ({"checkpoint": " "}, "checkpoint"),
+        ({"device": "tpu"}, "device"),
+        ({"device": "cuda:x"}, "device"),
+        ({"first_audio_timeout_s": True}, "first_audio_timeout_s"),
+        ({"first_audio_timeout_s": "30"}, "first_audio_timeout_s"),
+        ({"reference": {"allow_http": "no"}}, "reference.allow_http"),
+        ({"reference": {"limits": {"max_seconds": "30"}}}, "reference.limits.max_seconds"),
+        ({"reference": {"allowed_networks": [10]}}, "reference.allowed_networks.0"),
+        ({"voices": {"max_voices": "5"}}, "voices.max_voices"),
+        ({"long_text": {"from_chars": "700"}}, "long_text.from_chars"),
     ],
 )
 def test_a_wrong_key_or_value_stops_the_start_by_name(args, key):
     with pytest.raises(ValidationError) as caught:
         AppArgs.model_validate({"checkpoint": "checkpoints/tiny", **args})
     assert key in {".".join(map(str, error["loc"])) for error in caught.value.errors()}
+
+
+def test_a_wrong_value_of_one_model_is_named_too():
+    with pytest.raises(ValidationError) as caught:
+        AppArgs.model_validate({"models": [{"checkpoint": "x", "talker": {"num_slots": True}}]})
+    assert "models.0.talker.num_slots" in {".".join(map(str, e["loc"])) for e in caught.value.errors()}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"first_audio_timeout_s": 30},
+        {"device": "cuda:1"},
+        {"reference": {"allowed_networks": ["10.0.0.0/8"], "file_roots": ["~/clips"], "total_s": 3}},
+        {"voices": {"folder": "build/voices"}},
+        {"chunk_ramp": {"ramp": [1, 2], "steady": 9}},
+        {"api_keys_file": "keys"},
+    ],
+)
+def test_what_yaml_can_write_is_taken(args):
+    AppArgs.model_validate({"checkpoint": "x", **args})
 
 
 def test_a_checkpoint_is_required():
