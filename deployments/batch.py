@@ -39,6 +39,11 @@ TRY_AGAIN_FOR_S = 20.0
 _AT_ONCE = 8
 _SAME_VOICE = ("voice", "speaker")  # one field by two names: an item's overrides either of the defaults'
 
+_LISTED_AT = {
+    "model": "/v1/models",
+    **dict.fromkeys(("voice", "speaker", "language"), "/v1/audio/voices"),
+}
+
 
 class BatchBody(BaseModel):
     """Body of the batch route. Every other field is one of `SpeechBody`'s, and a default for the items."""
@@ -67,6 +72,9 @@ def parse_batch_body(raw: bytes) -> list[dict[str, Any]]:
 def _check_defaults(defaults: dict[str, Any]) -> None:
     parsed = parse_speech_body(json.dumps({"input": "", **defaults}).encode())
     _refuse_streams(parsed)
+    for name, where in _LISTED_AT.items():
+        if defaults.get(name) == "":
+            raise InvalidRequest(f'{name} must be one of those that GET {where} lists, got ""', name)
 
 
 def _refuse_streams(body: SpeechBody) -> None:

@@ -193,3 +193,18 @@ async def test_leaving_cancels_every_item(open_chain):
         num_questions = 2  # "ready?", always with Talker and Codec
         await until(lambda: len(asyncio.all_tasks()) <= len(tasks_before) + num_questions)
         assert chain.ingress._bodies.num_held_bytes == 0
+
+
+@pytest.mark.parametrize("name", ["model", "voice", "speaker", "language"])
+def test_an_empty_name_for_all_is_refused_for_all(name):
+    with pytest.raises(InvalidRequest, match="GET /v1/") as caught:
+        parse_batch_body(json.dumps({"items": [{"input": "Hi."}], name: ""}).encode())
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"items": [{"input": "a", "input": "b"}]}', b'{"items": [], "items": [{"input": "a"}]}']
+)
+def test_a_key_that_is_there_twice_is_refused_wherever_it_is(raw):
+    with pytest.raises(InvalidRequest, match="twice"):
+        parse_batch_body(raw)
