@@ -105,6 +105,7 @@ async def test_a_fault_is_its_items_own_and_told_without_details(open_chain):
         (json.dumps({"items": [{"input": "Hi."}] * (MAX_ITEMS + 1)}).encode(), "items"),
         (b'{"items": [{"input": "Hi."}], "nope": 1}', "nope"),
         (b'{"items": [{"input": "Hi."}], "seed": "x"}', "seed"),
+        (b'{"items": [{"input": "Hi."}], "voice": ""}', "voice"),
         (b'{"items": [{"input": "Hi."}], "stream": true}', "stream"),
         (b'{"items": [{"input": "Hi."}], "stream_format": "sse"}', "stream"),
     ],
