@@ -86,7 +86,6 @@ class _Piece:
         """Start it now; its first item is awaited in the background, and kept until somebody asks."""
         self._stream = self._start(self._request)
         self._opening = asyncio.create_task(self._first_item(self._stream, patience_s))
-        self._opening.add_done_callback(_see_its_error)
 
     async def next_chunk(self) -> AudioChunk:
         if self._opening is not None:
@@ -108,7 +107,7 @@ class _Piece:
 
     def cancel(self) -> None:
         if self._opening is not None:
-            self._opening.cancel()
+            self._opening.cancel()  # if it has failed by now, nobody needs to hear of it: this says so, too
         if self._stream is not None and not self._is_over:
             self._stream.cancel()
 
@@ -164,9 +163,3 @@ async def _next_item(stream: ItemStream) -> bytes:
         return await anext(stream)
     except StopAsyncIteration:
         raise EngineFault("the codec's stream ended without a finish") from None
-
-
-def _see_its_error(task: asyncio.Task[bytes]) -> None:
-    """The one who started it may have left; then asyncio would complain that nobody looked."""
-    if not task.cancelled():
-        task.exception()
