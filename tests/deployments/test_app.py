@@ -159,11 +159,15 @@ def test_serve_lets_through_what_the_engines_admit_and_some_calls_besides():
     assert graph["Ingress"].max_ongoing_requests > 1000
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.name)
-def test_every_config_builds_and_names_deployments_that_exist(config):
-    text = config.read_text(encoding="utf-8")
+@pytest.mark.parametrize("config_file", CONFIGS, ids=lambda path: path.name)
+def test_every_config_builds_and_names_deployments_that_exist(config_file):
+    text = config_file.read_text(encoding="utf-8")
     assert text.startswith("# For "), "a config says at its top for what it is, on what"
-    (application,) = yaml.safe_load(text)["applications"]
+    config = yaml.safe_load(text)
+    assert config["http_options"]["request_timeout_s"] >= 600, (
+        "a long utterance would be cut, or one that hangs never"
+    )
+    (application,) = config["applications"]
     assert application["import_path"] == "deployments.app:build_app"
     graph = graph_of(AppArgs.model_validate(application["args"]))
     assert [d["name"] for d in application["deployments"]] == list(graph)
