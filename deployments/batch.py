@@ -37,7 +37,6 @@ BODY_FACTOR = 4
 TRY_AGAIN_FOR_S = 20.0
 """How long an item that finds no room is tried again."""
 _AT_ONCE = 8
-_NAMES = ("model", "voice", "speaker", "language")
 _SAME_VOICE = ("voice", "speaker")  # one field by two names: an item's overrides either of the defaults'
 
 _LISTED_AT = {
@@ -72,9 +71,6 @@ def parse_batch_body(raw: bytes) -> list[dict[str, Any]]:
 
 def _check_defaults(defaults: dict[str, Any]) -> None:
     parsed = parse_speech_body(json.dumps({"input": "", **defaults}).encode())
-    for name in _NAMES:
-        if defaults.get(name) == "":  # of no model, so it is no item's own fault
-            raise InvalidRequest(f"{name} must not be empty", name)
     _refuse_streams(parsed)
     for name, where in _LISTED_AT.items():
         if defaults.get(name) == "":
