@@ -38,7 +38,7 @@ from deployments.voice_aliases import VoiceAliases
 from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.types import AudioChunk
 
-_LONG_TEXT = 5_000  # characters; below, tokenising takes less than a millisecond or two
+_LONG_TEXT = 1_000  # characters; below, cutting and tokenising take less than a millisecond or two
 _JSON_TYPES = ("application/json", "text/json")
 _UTF8 = ("utf-8", "utf8")
 
