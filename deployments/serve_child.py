@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
 import ray
 from ray import serve
@@ -34,23 +35,33 @@ def main() -> None:
 
 def _watch(pipe: int, launcher: int) -> None:
     """Report the first failed start, then end; end the whole process when the launcher is gone."""
-    has_told = False
+    is_starting = True
     while True:
         time.sleep(_PERIOD_S)
         if os.getppid() != launcher:  # killed, so it could not end us
             os.kill(os.getpid(), signal.SIGINT)
             return
-        if not has_told and ray.is_initialized() and (problem := _find_failure()):
-            os.write(pipe, problem.encode())
-            has_told = True
+        if is_starting and ray.is_initialized():
+            applications = _ask_serve()
+            if problem := find_failure(applications):
+                os.write(pipe, problem.encode())
+            is_up = applications and all(
+                application.status == ApplicationStatus.RUNNING for application in applications.values()
+            )
+            is_starting = not (problem or is_up)  # what happens later is Serve's to mend
 
 
-def _find_failure() -> str | None:
+def _ask_serve() -> Mapping[str, ApplicationStatusOverview]:
     try:
-        applications = serve.status().applications
-    except Exception as error:  # noqa: BLE001 - Serve may be half up, or half gone; it is asked again
+        applications: Mapping[str, ApplicationStatusOverview] = serve.status().applications
+    except Exception as error:  # noqa: BLE001 - Serve may be half up; it is asked again
         sys.stderr.write(f"==> Serve's status isn't known yet: {type(error).__name__}\n")
-        return None
+        return {}
+    return applications
+
+
+def find_failure(applications: Mapping[str, ApplicationStatusOverview]) -> str | None:
+    """One line about the first application that can't start."""
     for name, application in applications.items():
         if application.status == ApplicationStatus.DEPLOY_FAILED:
             return f"{name} can't start: {first_cause(application)}"
