@@ -261,6 +261,8 @@ def test_deterministic_mode_has_one_bucket_of_four_rows_or_more(num_slots):
         (CodecEngineConfig, {"left_context_frames": -1}, "left_context_frames"),
         (CodecEngineConfig, {"frame_buckets": (0, 1)}, "frame_buckets"),
         (CodecEngineConfig, {"batch_buckets": (2, 2)}, "batch_buckets"),
+        (CodecEngineConfig, {"max_batch_frames": -1}, "max_batch_frames"),
+        (CodecEngineConfig, {"memory_gib": -0.5}, "memory_gib"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(cls, fields, named):

@@ -366,7 +366,7 @@ def begin_kernel(
     time = position * rate - length + place
     slot = tl.maximum(time, 0) % length
     at = row * row_size + offset + slot * channels + c
-    value = tl.load(arena_ptr + at, mask=mask & (time >= 0), other=0.0)
+    value = tl.load(arena_ptr + at, mask=mask & (c + time >= c), other=0.0)
     out = b.to(tl.int64) * num_copied + offset + place * channels + c
     if kind == 0:
         tl.store(wide_ptr + out, value, mask=mask)

@@ -123,6 +123,18 @@ def test_what_needs_no_decoding_is_handed_out_in_its_turn():
     assert scheduler.undecodable() == [stream]
 
 
+def test_a_batch_has_no_more_rows_than_its_width_allows():
+    """Wide pieces in small batches; narrow ones fill up what is left."""
+    scheduler = CodecScheduler(num_rows=8, max_rows={1: 8, 16: 2}, seconds_per_frame=FRAME_S)
+    wide = started(scheduler, *"abc")
+    narrow = started(scheduler, *"defg")
+    for number, stream in enumerate([*wide, *narrow]):
+        stream.work.append(work(16 if stream in wide else 1, at=float(number)))
+    assert ids(scheduler.take_batch(now=9.0)) == ["a", "b"]
+    assert ids(scheduler.take_batch(now=9.0)) == ["c", "d"]
+    assert ids(scheduler.take_batch(now=9.0)) == ["e", "f", "g"]
+
+
 # ---------------------------------------------------------------- rows
 def test_a_row_too_many_is_refused_and_comes_free_by_closing():
     scheduler = make_scheduler(num_rows=1)
