@@ -25,6 +25,8 @@ SILENCE_S = 20.0
 TOTAL_S = 300.0
 """For a whole body, or one byte at a time could hold a request open for ever; 47 MB of clip need 1.3 Mbit/s."""
 
+_UTF8 = ("utf-8", "utf8")
+
 
 class BodyReader:
     """One per replica. max_held_bytes: of large bodies, while their requests need them."""
@@ -98,7 +100,9 @@ def content_type_of(request: Request, default: str = "") -> str:
     return request.headers.get("content-type", default).partition(";")[0].strip().lower()
 
 
-def charset_of(request: Request, default: str = "utf-8") -> str:
-    """Of the content type's parameter, in lower case."""
+def check_charset(request: Request) -> None:
+    """Raises HTTPException 415 for a content type with another charset than UTF-8."""
     _, options = parse_options_header(request.headers.get("content-type", ""))
-    return options.get(b"charset", default.encode()).decode("latin-1").strip().lower()
+    charset = options.get(b"charset", b"utf-8").decode("latin-1").strip().lower()
+    if charset not in _UTF8:
+        raise HTTPException(415, f"charset must be utf-8, got {charset[:60]}")

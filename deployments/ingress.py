@@ -46,6 +46,8 @@ from qwen3tts_core.text.sentences import LongText
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_ECHO = 256  # of a path, in a message
+
 
 @dataclass(frozen=True, slots=True)
 class IngressModel:
@@ -228,7 +230,9 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         described.headers["Allow"] = ", ".join(
             sorted({method for route in matching for method in route.methods})
         )
-    described.error["message"] = f"{request.method} {request.url.path}: {described.error['message']}"
+    described.error["message"] = (
+        f"{request.method} {request.url.path[:_LONGEST_ECHO]}: {described.error['message']}"
+    )
     return described.response()
 
 

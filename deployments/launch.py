@@ -10,6 +10,7 @@ an end, with the reason, to a start that has failed. The child, `serve_child.py`
 from __future__ import annotations
 
 import argparse
+import http.client
 import importlib.util
 import json
 import os
@@ -173,7 +174,7 @@ def _try_to_speak(address: Address) -> None:
         speak_once(address)
     except urllib.error.HTTPError as error:
         _say(f"the first sentence was refused: {error.code} {error.read(2_000).decode(errors='replace')}")
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
         _say(f"the first sentence failed: {error!r}")
 
 

@@ -10,6 +10,9 @@ from deployments.frontend import Frontend
 from deployments.handles import StartStream
 from qwen3tts_core.errors import UnknownModel
 
+_LONGEST_ECHO = 256
+"""Of a name that a client sent; a path can hold far more."""
+
 
 class ServedModel(NamedTuple):
     """aliases: other names of the same published checkpoint. cloner: on Base checkpoints."""
@@ -44,5 +47,7 @@ class ServedModels:
             return self.default
         found = self._by_name.get(name) or self._by_alias.get(name)
         if found is None:
-            raise UnknownModel(name, (*self._by_name, *(a for a in self._by_alias if a not in self._by_name)))
+            raise UnknownModel(
+                name[:_LONGEST_ECHO], (*self._by_name, *(a for a in self._by_alias if a not in self._by_name))
+            )
         return found

@@ -26,7 +26,7 @@ from deployments.audio_formats import (
     sse_delta,
     sse_event,
 )
-from deployments.bodies import BodyReader, charset_of, content_type_of
+from deployments.bodies import BodyReader, check_charset, content_type_of
 from deployments.deadline import FirstAudioDeadline
 from deployments.frontend import Clone, PreparedSpeech
 from deployments.http_errors import describe
@@ -40,7 +40,6 @@ from qwen3tts_core.types import AudioChunk
 
 _LONG_TEXT = 1_000  # characters; below, cutting and tokenising take less than a millisecond or two
 _JSON_TYPES = ("application/json", "text/json")
-_UTF8 = ("utf-8", "utf8")
 
 
 class SpeechParts(NamedTuple):
@@ -243,9 +242,7 @@ async def read_json(request: Request, parts: AsyncIterator[bytes]) -> bytes:
     content_type = content_type_of(request, "application/json")
     if content_type not in _JSON_TYPES:
         raise HTTPException(415, f"content-type must be application/json, got {content_type[:60]}")
-    charset = charset_of(request)
-    if charset not in _UTF8:
-        raise HTTPException(415, f"JSON is UTF-8, got charset {charset[:60]}")
+    check_charset(request)
     return b"".join([part async for part in parts])
 
 

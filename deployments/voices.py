@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from deployments.bodies import BodyReader, content_type_of
+from deployments.bodies import BodyReader, check_charset, content_type_of
 from deployments.clone import ClipEncoder
 from deployments.forms import FormPart, read_form
 from qwen3tts_core.audio.voice_store import VoiceRecord, VoiceStore
 from qwen3tts_core.errors import InvalidRequest
+from qwen3tts_core.text.prompt import has_words
 
 _CLIP_FIELDS = ("audio_sample", "file")
 _TEXT_FIELDS = ("name", "ref_text")
@@ -73,8 +74,9 @@ class NamedVoices:
         """
         if (content_type := content_type_of(request)) != "multipart/form-data":
             raise HTTPException(
-                415, f"content-type must be multipart/form-data, got {content_type or 'none'}"
+                415, f"content-type must be multipart/form-data, got {content_type[:60] or 'none'}"
             )
+        check_charset(request)
         async with bodies.hold(request, self.max_clip_bytes + _OVERHEAD_BYTES) as parts:
             form = _check_form(await read_form(request.headers["content-type"], parts))
             self.store.check_name(form.name)
@@ -106,7 +108,8 @@ def _check_form(parts: list[FormPart]) -> VoiceForm:
     fields: dict[str, FormPart] = {}
     for part in parts:
         if part.name not in _CLIP_FIELDS + _TEXT_FIELDS:
-            raise InvalidRequest(f"unknown field {part.name!r}; accepted: {_ACCEPTED}", part.name)
+            name = part.name[:60]
+            raise InvalidRequest(f"unknown field {name!r}; accepted: {_ACCEPTED}", name)
         if part.name in fields:
             raise InvalidRequest(f"{part.name} was sent twice", part.name)
         if part.is_file != (part.name in _CLIP_FIELDS):
@@ -120,4 +123,6 @@ def _check_form(parts: list[FormPart]) -> VoiceForm:
     name, transcript = (fields[key].text().strip() if key in fields else "" for key in _TEXT_FIELDS)
     if not name:
         raise InvalidRequest("name is required: what requests will call the voice", "name")
+    if transcript and not has_words(transcript):
+        raise InvalidRequest("ref_text must hold text, got only invisible characters", "ref_text")
     return VoiceForm(name, bytes(clips[0].data), transcript or None)

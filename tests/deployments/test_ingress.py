@@ -224,6 +224,14 @@ async def test_a_client_that_leaves_before_its_body_is_whole_is_no_fault_of_ours
     ]
 
 
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1/audio/voices?model=", "/"])
+async def test_a_long_name_is_not_sent_back_whole(open_chain, path):
+    async with open_chain() as chain:
+        call = await ask(chain, path + "x" * 6_000)
+    assert call.status == 404
+    assert len(call.body) < 1_000
+
+
 async def test_unknown_routes_and_methods_answer_with_error_objects(open_chain):
     async with open_chain() as chain:
         for method, path, status in [

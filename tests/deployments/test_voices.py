@@ -192,6 +192,8 @@ async def test_a_voice_replaced_while_it_is_read_speaks_with_the_new_clip(open_b
         ({"name": "ada", "audio_sample": b"not audio"}, 400, "audio_sample"),
         ({"name": "ada", "audio_sample": wav_clip(seconds=0.2)}, 400, "audio_sample"),
         ({"name": "ada", "audio_sample": CLIP, "ref_text": "x" * 5000}, 400, "ref_text"),
+        ({"name": "ada", "audio_sample": CLIP, "ref_text": "\u200b\u2800"}, 400, "ref_text"),
+        ({"name": "ada", "audio_sample": CLIP, "f" * 500: "1"}, 400, "f" * 60),
         ({"name": "ada", "audio_sample": CLIP, "ref_text": "x" * 100_000}, 400, "ref_text"),
     ],
 )
@@ -202,6 +204,26 @@ async def test_a_bad_upload_is_refused_by_name_and_leaves_nothing(open_base, tmp
         assert list((tmp_path / "voices").iterdir()) == []
         if param == "name":
             assert chain.encoder_handles["base"].calls.count("encode") == 0
+
+
+async def test_a_form_in_another_charset_is_refused(open_base):
+    body, content_type = form(name="ada", audio_sample=CLIP)
+    async with open_base() as chain:
+        call = await chain.call(
+            "POST", VOICES, body, content_type=f"{content_type}; charset=latin-1"
+        ).finish()
+    assert call.status == 415
+    assert "latin-1" in error_of(call)["message"]
+
+
+@pytest.mark.parametrize("field", ["voice", "speaker"])
+@pytest.mark.parametrize("name", ["nope", ""])
+async def test_an_unknown_voice_is_refused_by_the_field_it_came_in(open_base, field, name):
+    async with open_base() as chain:
+        await upload(chain, "ada")
+        call = await speak(chain, **{field: name})
+    assert (call.status, error_of(call)["param"]) == (400, field)
+    assert "ada" in error_of(call)["message"]
 
 
 async def test_a_clip_too_large_is_413_before_it_is_read_whole(open_base):
