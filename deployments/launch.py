@@ -135,7 +135,7 @@ def wait_until_ready(serve: subprocess.Popen[bytes], address: Address, failures:
             with urllib.request.urlopen(f"{address.url}/health", timeout=5) as answer:
                 if answer.status == 200:
                     return None
-        except OSError:
+        except (OSError, http.client.HTTPException):
             pass  # not listening yet, or not ready: both are told by the line below
         now = time.monotonic()
         if now - said > _SAY_AGAIN_AFTER_S:
