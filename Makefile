@@ -10,7 +10,7 @@ TESTS   ?=
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu bench-talker serve serve-gpu clean
+.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip
 
 bench-talker: install-gpu  ## ms per frame of the Talker engine on this GPU; CHECKPOINT=a folder of the official layout
 	$(BIN)/python -m load_tests.bench_talker --checkpoint $(CHECKPOINT)
+
+bench-codec: install-gpu  ## ms per step of the codec decoder on this GPU, and what each dtype costs; CHECKPOINT=a folder
+	$(BIN)/python -m load_tests.bench_codec --checkpoint $(CHECKPOINT)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)

@@ -36,6 +36,7 @@ _ROOT = Path(__file__).parents[1]
 _FETCH = FetchPolicy()
 
 Dtype = Literal["auto", "float32", "bfloat16"]
+CodecDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]
 Checkpoint = Annotated[str, Field(pattern=r"\S")]
 VoiceName = Annotated[str, Field(min_length=1, max_length=256)]
@@ -62,7 +63,7 @@ class ModelArgs(StrictArgs):
     checkpoint: Checkpoint
     model_name: str = ""
     talker_dtype: Dtype = "auto"
-    codec_dtype: Dtype = "auto"
+    codec_dtype: CodecDtype = "auto"
     chunk_ramp: ChunkRamp = ChunkRamp()
     talker: TalkerEngineConfig = TalkerEngineConfig()
     codec: CodecEngineConfig = CodecEngineConfig()
