@@ -234,7 +234,7 @@ class FusedCodecDecoder:
         return self._samples(self._begin(codes, state, rows, num_valid), codes)
 
     def _begin(self, codes: Tensor, state: CodecState, rows: Tensor, num_valid: Tensor) -> CodecStep:
-        arena = ArenaRows(state.values, state.positions, rows, num_valid)
+        arena = ArenaRows(state.values, state.positions, rows.contiguous(), num_valid.contiguous())
         return self.kernels.begin(self._layout, arena, codes.shape[1])
 
     def _wave(self, step: CodecStep, codes: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ class FusedCodecDecoder:
     def _activations(self, step: CodecStep, codes: Tensor) -> Tensor:
         """Everything but the last conv: planes [P, samples, C]."""
         conv, front = self.kernels.conv, self._front
-        x = self.kernels.lookup(step, codes, self._table, front)
+        x = self.kernels.lookup(step, codes.contiguous(), self._table, front)
         x = conv(step, x, self._pre_conv, tail=self._pre_tail, out=front).narrow
         x = self._transform(step, x)
         for up in self._upsamples:

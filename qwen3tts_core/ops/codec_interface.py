@@ -211,7 +211,7 @@ class ConvOut:
 
 
 class CodecKernels(Protocol):
-    """Everything the fused decoder is made of. Nothing reads a value on the host."""
+    """Everything the fused decoder is made of. Tensors are contiguous; nothing reads a value on the host."""
 
     name: str
 

@@ -131,6 +131,7 @@ class TritonCodecKernels:
         n_tiles = triton.cdiv(n, tile.block_n)
         width = n // 2 if activation == "gated" else n
         snake = activation if isinstance(activation, Snake) else None
+        assert norm is None or norm[0].shape[1] <= kernels.MAX_SUMS.value
         made = ConvOut(
             raw=None if raw is None else self._empty(raw, num_rows, n),
             planes=None if out is None else self._empty(out.dtype, out.planes, num_rows, width),

@@ -61,19 +61,17 @@ def choose_unit_tile(num_rows: int, channels: int, planes: int, *, num_processor
 
     One program reads the weights of all channels, so few rows would mean few programs that read much.
     """
-    if channels > (192 if planes == 1 else 96):
-        return None
-    if channels > 96 and num_rows < 64 * num_processors:
+    if channels > 192 or (channels > 96 and num_rows < 64 * num_processors):
         return None
     n0 = max(16, 1 << (channels.bit_length() - 1))
     rest = channels - n0
     n1 = _at_least_16(rest) if rest > 0 else 0
-    block_m, block_k = 128, _block_k(channels, 64)
+    block_m, block_k = 128, _block_k(channels, 64 if planes == 1 else 32)
     while block_m > 32 and -(-num_rows // block_m) < num_processors:
         block_m //= 2
     num_warps = 8 if block_m == 128 and (channels > 96 or planes > 1) else 4
     return UnitTile(
-        block_m, n0, n1, block_k, num_warps, _num_stages(block_m + channels, block_k, planes, most=3)
+        block_m, n0, n1, block_k, num_warps, _num_stages(block_m + n0 + n1, block_k, planes, most=4)
     )
 
 

@@ -19,6 +19,7 @@ SNAKE = tl.constexpr(1)
 GELU = tl.constexpr(2)
 GATED = tl.constexpr(3)
 KEEP_BLOCK = tl.constexpr(1024)
+MAX_SUMS = tl.constexpr(64)
 
 
 # ---------------------------------------------------------------- parts
@@ -157,7 +158,7 @@ def conv_kernel(
 
     acc = acc * inv_scale
     if HAS_NORM:
-        s = tl.arange(0, 64)
+        s = tl.arange(0, MAX_SUMS)
         norm_at = norm_ptr + flat[:, None] * num_sums + s[None, :]
         squares = tl.sum(tl.load(norm_at, mask=(s < num_sums)[None, :], other=0.0), axis=1)
         acc = acc * tl.rsqrt(squares / C + eps)[:, None]

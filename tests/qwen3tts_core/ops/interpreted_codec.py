@@ -11,10 +11,11 @@ import torch
 from qwen3tts_core.model.codec_fused import PRECISIONS, FusedCodecDecoder
 from qwen3tts_core.ops.codec_reference import ReferenceCodecKernels
 from qwen3tts_core.ops.cuda.codec_kernels import TritonCodecKernels
+from qwen3tts_core.streaming.pcm import NOT_A_NUMBER
 from tests.qwen3tts_core.codec_kit import MINI, mini_decoder, random_codes
 
 LIMITS = {torch.float16: 2e-3, torch.float32: 2e-5}
-CUTS = (1, 4)
+CUTS = (1, 4, 2)  # the last reaches over a full window of attention
 
 
 def compare(name, actual, expected, limit):
@@ -54,6 +55,15 @@ def check(dtype):
         first += num_frames
         compare(f"{name}: positions", *(state.positions for state in states), 0)
         compare(f"{name}: row after {first}", *(state.values[2] for state in states), 20 * limit)
+    for state in states:
+        state.values[2] = torch.nan
+    step = [batch[:, :1], rows, torch.tensor([1, 0])]
+    spoilt = [
+        model.decode_step_samples(step[0], state, *step[1:])
+        for model, state in zip((fused, meaning), states, strict=True)
+    ]
+    compare(f"{name}: samples of NaN", *spoilt, 0)
+    assert (spoilt[0][0] == NOT_A_NUMBER).any()
 
 
 if __name__ == "__main__":
