@@ -39,7 +39,7 @@ class ReferenceLimits:
 
     min_seconds: float = 1.0
     max_seconds: float = 30.0
-    max_bytes: int = 32 << 20
+    max_bytes: int = 10 << 20
     max_channels: int = 16
     min_rate_hz: int = 4_000
     max_rate_hz: int = 384_000
