@@ -194,7 +194,6 @@ class GraphCapture:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # an opaque handle of torch's
-        self.num_graphs = 0
 
     def __call__(self, fn: Launch, name: str) -> Launch:
         stream = torch.cuda.Stream(self._device)
@@ -212,7 +211,6 @@ class GraphCapture:
         except RuntimeError as error:
             raise EngineFault(f"capturing the {name} as a CUDA graph failed: {error}") from error
         self._pool = self._pool or graph.pool()
-        self.num_graphs += 1
         return graph.replay
 
 
