@@ -70,11 +70,17 @@ class Seams:
 
 @dataclass(slots=True)
 class StepCounters:
-    """padded_*: what was decoded only to fill a bucket."""
+    """padded_*: what was decoded only to fill a bucket. graph_replays, eager_steps: batches, as their launch
+    replays a captured graph or not. primed_*: voices whose state was there already, or had to be decoded."""
 
     batches: int = 0
+    rows: int = 0
     padded_rows: int = 0
     padded_frames: int = 0
+    graph_replays: int = 0
+    eager_steps: int = 0
+    primed_hits: int = 0
+    primed_misses: int = 0
 
 
 class RowDecoder(Protocol):
@@ -132,16 +138,20 @@ class StepTable:
             max(f * b for f, b in buckets) * self._samples_per_frame, dtype=torch.int16, device=model.device
         )
         self._launch: dict[tuple[int, int], Launch] = {}
+        self._graphs: set[tuple[int, int]] = set()
         with torch.inference_mode():
             model.prepare([partial(self._step, f, b) for f, b in buckets])
             for f, b in sorted(
                 buckets, key=math.prod, reverse=True
             ):  # the largest's memory serves all others
-                name = f"codec step of {b} rows x {f} frames"
+                name, step = f"codec step of {b} rows x {f} frames", partial(self._step, f, b)
                 try:
-                    self._launch[f, b] = seams.capture(partial(self._step, f, b), name)
+                    self._launch[f, b] = seams.capture(step, name)
                 except torch.OutOfMemoryError:
                     logger.warning("no %s: out of memory; %s", name, _MEMORY_KNOBS)
+                    continue
+                if self._launch[f, b] is not step:
+                    self._graphs.add((f, b))
         self.buckets = sorted(self._launch)
         if not self.buckets:
             raise EngineFault(f"not one codec step fits the memory; {_MEMORY_KNOBS}")
@@ -194,6 +204,11 @@ class StepTable:
         longest = max(map(len, codes))
         frames, batch = next((f, b) for f, b in self.buckets if f >= longest and b >= len(rows))
         self.counters.batches += 1
+        self.counters.rows += len(rows)
+        if (frames, batch) in self._graphs:
+            self.counters.graph_replays += 1
+        else:
+            self.counters.eager_steps += 1
         self.counters.padded_rows += batch - len(rows)
         self.counters.padded_frames += batch * frames - sum(map(len, codes))
         return self._run(frames, batch, rows, codes)
@@ -237,7 +252,9 @@ class IncrementalRows:
         saved = self._primed.get(key) if len(reference) else None
         if saved is None:
             self.state.reset(row)
+            self.counters.primed_misses += bool(len(reference))
             return reference
+        self.counters.primed_hits += 1
         self._primed.move_to_end(key)
         self.state.restore(row, saved)
         return reference[:0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -42,10 +42,17 @@ class PendingStep:
 
 @dataclass(slots=True)
 class RunnerCounters:
+    """steps_by_bucket: decode steps for each number of rows, padding included. graph_replays, eager_steps:
+    decode steps and prefills, as their launch replays a captured graph or not."""
+
     steps: int = 0
+    rows: int = 0
     padded_rows: int = 0
     prefills: int = 0
     prefill_rows: int = 0
+    graph_replays: int = 0
+    eager_steps: int = 0
+    steps_by_bucket: dict[int, int] = field(default_factory=dict)
 
 
 class _DecodeBucket:
@@ -71,6 +78,7 @@ class _DecodeBucket:
             )
 
         self.launch: Launch = runner.backend.capture(step, f"decode step of {size} rows")
+        self.is_graph = self.launch is not step
 
     def set_members(self, members: tuple[Placed, ...], padding_slot: int) -> None:
         """Touches the device only when the membership changed."""
@@ -103,6 +111,7 @@ class _PrefillBucket:
             runner.talker(self._rows, layout, runner.cache)
 
         self.launch: Launch = runner.backend.capture(step, f"prefill of {size} rows")
+        self.is_graph = self.launch is not step
 
     def run(self, pieces: Sequence[PrefillPiece], prompts: Sequence[Tensor], page_table: Tensor) -> None:
         """prompts: each piece's rows, [n, D]; page_table: [pieces, P]."""
@@ -154,6 +163,7 @@ class TalkerRunner:
         with torch.inference_mode():
             self._buckets = [_DecodeBucket(self, size) for size in config.decode_buckets]
             self._prefill_buckets = [_PrefillBucket(self, size) for size in config.prefill_buckets]
+        self.counters.steps_by_bucket = dict.fromkeys(config.decode_buckets, 0)
         cache_bytes = sum(kv.key.nbytes + kv.value.nbytes for kv in self.cache)
         logger.info(
             "talker: %d slots, %d KV pages of %d positions (%.2f GB), decode buckets %s, ops %s",
@@ -194,6 +204,7 @@ class TalkerRunner:
         bucket.run(pieces, prompts, self.state.page_table[slots])
         self.counters.prefills += 1
         self.counters.prefill_rows += num_rows
+        self._count_launch(bucket.is_graph)
         for piece in pieces:
             if piece.first + piece.num_rows == piece.placed.num_prefill:
                 del self._prompts[piece.placed.slot]
@@ -208,8 +219,17 @@ class TalkerRunner:
         bucket.set_members(placed, self.state.padding_slot)
         bucket.launch()
         self.counters.steps += 1
+        self.counters.rows += len(placed)
         self.counters.padded_rows += bucket.size - len(placed)
+        self.counters.steps_by_bucket[bucket.size] += 1
+        self._count_launch(bucket.is_graph)
         return PendingStep(placed, self.backend.transfer.start(bucket.out))
+
+    def _count_launch(self, is_graph: bool) -> None:
+        if is_graph:
+            self.counters.graph_replays += 1
+        else:
+            self.counters.eager_steps += 1
 
     def forget(self, slot: int) -> None:
         """Drop what a request that ended early left behind."""
