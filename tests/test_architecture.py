@@ -24,6 +24,7 @@ PURE = (  # arithmetic and plain values: must start at once, without torch
     "qwen3tts_core.streaming.codec_window",
     "qwen3tts_core.streaming.pcm",
     "qwen3tts_core.text.sentences",
+    "qwen3tts_core.text.splitter",
     "qwen3tts_core.types",
 )
 

@@ -56,18 +56,18 @@ def cut_text(text: str, sizes: LongText = LongText()) -> tuple[str, ...]:
     """
     if len(text) < sizes.from_chars or text.isspace():
         return (text,)
-    breaks = _mark_breaks(text, sizes.max_piece_chars)
+    breaks = mark_breaks(text, sizes.max_piece_chars)
     positions = [position for position, _ in breaks]
     pieces: list[str] = []
-    start, end = _skip_space(text, 0), len(text.rstrip())
+    start, end = skip_space(text, 0), len(text.rstrip())
     while end - start > sizes.max_piece_chars:
         # What is left behind the cut should be no scrap, either.
         furthest = min(sizes.max_piece_chars, end - start - sizes.min_piece_chars)
         low, high = start + sizes.min_piece_chars, start + furthest
         within = breaks[bisect_left(positions, low) : bisect_right(positions, high)]
-        cut = _best(within, start + sizes.aim_chars) or _between_characters(text, low, high)
+        cut = best_break(within, start + sizes.aim_chars) or between_characters(text, low, high)
         pieces.append(text[start:cut].rstrip())
-        start = _skip_space(text, cut)
+        start = skip_space(text, cut)
     return (*pieces, text[start:end])
 
 
@@ -79,7 +79,7 @@ def cut_again(piece: str) -> tuple[str, ...]:
 
 
 # ---------------------------------------------------------------- places
-class _Strength(IntEnum):
+class Strength(IntEnum):
     SPACE = 1
     CLAUSE = 2
     WEAK = 3  # a sentence end within a quotation or brackets, or before a small letter
@@ -88,7 +88,7 @@ class _Strength(IntEnum):
     PARAGRAPH = 6
 
 
-_Break = tuple[int, _Strength]  # a piece may end before this position
+_Break = tuple[int, Strength]  # a piece may end before this position
 
 _FIRST_CJK = "\u2e80"  # from here on, scripts that need no space between sentences
 _OPENING = {"(": ")", "[": "]", "{": "}", "“": "”", "„": "“", "«": "»", "»": "«", '"': '"', "「": "」", "『": "』",
@@ -132,20 +132,20 @@ _MAY_END = _words("""
 _LONGEST_ABBREVIATION = 12
 
 
-def _mark_breaks(text: str, reach: int) -> list[_Break]:
+def mark_breaks(text: str, reach: int) -> list[_Break]:
     """In order of position. reach: a bracket that isn't closed within as many characters is no bracket."""
     breaks: list[_Break] = []
     opened = _Opened(text, reach)
     glued_at = -1  # an abbreviation ends here: it stays with what follows
     for match in _MARK.finditer(text):
         start, end = match.span()
-        strength: _Strength | None = None
+        strength: Strength | None = None
         position = end
         if match["gap"] is not None:
             strength, position = _gap_strength(match["gap"]), start
-            if strength is _Strength.PARAGRAPH:
+            if strength is Strength.PARAGRAPH:
                 opened.clear()
-            elif strength is _Strength.SPACE and start == glued_at:
+            elif strength is Strength.SPACE and start == glued_at:
                 strength = None
         elif match["stop"] is not None:
             opened.see(match["closers"], match.start("closers"))
@@ -153,7 +153,7 @@ def _mark_breaks(text: str, reach: int) -> list[_Break]:
             if strength is None:
                 glued_at = end
             elif opened.within(end):
-                strength = min(strength, _Strength.WEAK)
+                strength = min(strength, Strength.WEAK)
         elif match["clause"] is not None:
             opened.see(match["behind"], match.start("behind"))
             strength = _clause_strength(text, match["clause"], start, end)
@@ -193,18 +193,25 @@ class _Opened:
         return before.isspace() or before in _OPENING
 
 
-def _gap_strength(gap: str) -> _Strength | None:
+def is_settled(text: str, position: int) -> bool:
+    """Whether a break of `mark_breaks` at that position stays what it is, whatever text may follow this one."""
+    ahead = _AHEAD.match(text, position)
+    assert ahead is not None, "the pattern matches nothing as well"
+    return ahead.end() < len(text)
+
+
+def _gap_strength(gap: str) -> Strength | None:
     num_lines = max(gap.count("\n"), gap.count("\r")) + gap.count("\u2028") + 2 * gap.count("\u2029")
     if num_lines >= 2:
-        return _Strength.PARAGRAPH
+        return Strength.PARAGRAPH
     if num_lines == 1:
-        return _Strength.LINE
+        return Strength.LINE
     return (
-        None if gap.strip("\u00a0\u202f\u2007") == "" else _Strength.SPACE
+        None if gap.strip("\u00a0\u202f\u2007") == "" else Strength.SPACE
     )  # those hold together what they part
 
 
-def _stop_strength(text: str, stop: str, start: int, end: int) -> _Strength | None:
+def _stop_strength(text: str, stop: str, start: int, end: int) -> Strength | None:
     """What a run of stops is worth; None if it ends nothing. end: behind the closing marks."""
     behind = text[end] if end < len(text) else " "
     before = text[start - 1] if start else " "
@@ -212,18 +219,18 @@ def _stop_strength(text: str, stop: str, start: int, end: int) -> _Strength | No
         if behind.isdigit() and before.isdigit():
             return None  # a number in full-width digits
         if any(mark in _WIDE_STOPS for mark in stop):
-            return _Strength.SENTENCE
+            return Strength.SENTENCE
         if "；" in stop:
-            return _Strength.WEAK
+            return Strength.WEAK
         if max(before, behind) < _FIRST_CJK:
             return None  # within a word, a number, an address
-        return _Strength.CLAUSE
+        return Strength.CLAUSE
     ahead = _AHEAD.match(text, end)
     assert ahead is not None, "the pattern matches nothing as well"
     first = text[ahead.end()] if ahead.end() < len(text) else ""
     if stop == "." and _is_abbreviation(text[max(0, start - _LONGEST_ABBREVIATION) : start], first):
         return None
-    return _Strength.WEAK if first.islower() or stop == "；" else _Strength.SENTENCE
+    return Strength.WEAK if first.islower() or stop == "；" else Strength.SENTENCE
 
 
 def _is_abbreviation(tail: str, first: str) -> bool:
@@ -244,17 +251,17 @@ def _is_abbreviation(tail: str, first: str) -> bool:
     return word in _MAY_END and (first.islower() or first.isdigit())
 
 
-def _clause_strength(text: str, clause: str, start: int, end: int) -> _Strength | None:
+def _clause_strength(text: str, clause: str, start: int, end: int) -> Strength | None:
     behind = text[end] if end < len(text) else " "
     before = text[start - 1] if start else " "
     if behind.isdigit() and before.isdigit():
         return None
     is_free = behind.isspace() or any(mark in "，、：—" for mark in clause)
-    return _Strength.CLAUSE if is_free else None
+    return Strength.CLAUSE if is_free else None
 
 
 # ---------------------------------------------------------------- choice
-def _best(breaks: list[_Break], aim: int) -> int | None:
+def best_break(breaks: list[_Break], aim: int) -> int | None:
     """The strongest, and of equals the one nearest to what is aimed at."""
     if not breaks:
         return None
@@ -262,7 +269,7 @@ def _best(breaks: list[_Break], aim: int) -> int | None:
     return position
 
 
-def _between_characters(text: str, low: int, high: int) -> int:
+def between_characters(text: str, low: int, high: int) -> int:
     """The last place that parts no word and no character of several code points; if there is none, the last."""
     return next((cut for cut in range(high, low, -1) if not _holds_together(text[cut - 1], text[cut])), high)
 
@@ -275,7 +282,7 @@ def _holds_together(before: str, behind: str) -> bool:
     return before < _FIRST_CJK and behind < _FIRST_CJK
 
 
-def _skip_space(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
     """The first position from there on that isn't whitespace."""
     while position < len(text) and text[position].isspace():
         position += 1
