@@ -21,6 +21,7 @@ from qwen3tts_core.engine.codec_rows import CodecModel, IncrementalRows, RowDeco
 from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Piece, Work
 from qwen3tts_core.engine.frame_checks import FrameChecks
 from qwen3tts_core.engine.outbox import Outbox
+from qwen3tts_core.engine.tally import BATCH_ROWS, STEP_SECONDS, Tally
 from qwen3tts_core.errors import EngineFault, InvalidCodes, TTSError
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
 from qwen3tts_core.model.codec_fused import PRECISIONS, FusedCodecDecoder
@@ -47,6 +48,14 @@ class CodecStats:
     padded_rows: int
     padded_frames: int
     faults: int
+    num_rows: int
+    rows: int
+    graph_replays: int
+    eager_steps: int
+    primed_hits: int
+    primed_misses: int
+    batch_rows: tuple[int, ...]
+    batch_seconds: tuple[int, ...]
 
 
 class CodecEngine:
@@ -82,7 +91,8 @@ class CodecEngine:
         self._thread = threading.Thread(target=self._run, name="codec-engine", daemon=True)
         self._stopping = False
         self._death: BaseException | None = None
-        self._batch_began_at: float | None = None
+        self._turn_began_at: float | None = None
+        self._batch_rows, self._batch_seconds = Tally(BATCH_ROWS), Tally(STEP_SECONDS)
         self._chunks = self._frames = self._faults = self._faults_in_a_row = 0
 
     @property
@@ -171,9 +181,11 @@ class CodecEngine:
             self._raise_if_down()
             if self._faults_in_a_row >= _MAX_FAULTS_IN_A_ROW:
                 raise EngineFault(f"the codec's last {self._faults_in_a_row} batches failed")
-            began_at = self._batch_began_at
+            began_at = self._turn_began_at
             if began_at is not None and self._clock() - began_at > _STUCK_AFTER_S:
-                raise EngineFault(f"a codec batch has been running for {self._clock() - began_at:.0f} s")
+                raise EngineFault(
+                    f"the codec's loop has been in one turn for {self._clock() - began_at:.0f} s"
+                )
 
     def stats(self) -> CodecStats:
         with self._wake:
@@ -188,6 +200,14 @@ class CodecEngine:
                 padded_rows=counters.padded_rows,
                 padded_frames=counters.padded_frames,
                 faults=self._faults,
+                num_rows=self._num_rows,
+                rows=counters.rows,
+                graph_replays=counters.graph_replays,
+                eager_steps=counters.eager_steps,
+                primed_hits=counters.primed_hits,
+                primed_misses=counters.primed_misses,
+                batch_rows=self._batch_rows.counts(),
+                batch_seconds=self._batch_seconds.counts(),
             )
 
     def _raise_if_down(self) -> None:
@@ -237,20 +257,28 @@ class CodecEngine:
 
     def step(self) -> None:
         """One turn of the loop. The engine's thread calls it; without `start`, the caller may."""
+        self._turn_began_at = self._clock()
+        try:
+            self._turn()
+        finally:
+            self._turn_began_at = None
+
+    def _turn(self) -> None:
         with self._wake:
             new = self._scheduler.take_new()
         for stream in new:
             self._start_row(stream)
         with self._wake:
             self._hand_out_undecodable()
-            batch = self._scheduler.take_batch(self._clock())
-            self._batch_began_at = self._clock() if batch else None
+            began_at = self._clock()
+            batch = self._scheduler.take_batch(began_at)
         self._outbox.flush()
         if not batch:
             return
         results = self._decode(batch)
+        self._batch_rows.add(len(batch))
+        self._batch_seconds.add(self._clock() - began_at)
         with self._wake:
-            self._batch_began_at = None
             for piece, result in zip(batch, results, strict=True):
                 self._land(piece, result)
             self._hand_out_undecodable()

@@ -25,6 +25,7 @@ from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, STOP
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
 from qwen3tts_core.engine.talker_runner import PendingStep, TalkerRunner
+from qwen3tts_core.engine.tally import STEP_SECONDS, Tally
 from qwen3tts_core.errors import EngineFault, TTSError
 from qwen3tts_core.model.talker import open_talker
 from qwen3tts_core.ops.select import select_backend
@@ -51,6 +52,15 @@ class TalkerStats:
     steps: int
     padded_rows: int
     prefill_rows: int
+    num_slots: int
+    num_pages: int
+    num_used_pages: int
+    cancelled: int
+    rows: int
+    graph_replays: int
+    eager_steps: int
+    steps_by_bucket: dict[int, int]
+    step_seconds: tuple[int, ...]
 
 
 class TalkerEngine:
@@ -82,6 +92,8 @@ class TalkerEngine:
         self._fault: BaseException | None = None
         self._num_requests = 0
         self._num_frames = 0
+        self._num_cancelled = 0
+        self._step_seconds = Tally(STEP_SECONDS)
         self._clock = clock
         self._last_turn = clock()
         self._is_turning = False
@@ -121,6 +133,7 @@ class TalkerEngine:
         with self._wake:
             if self._streams.pop(request_id, None) is not None:
                 self._cancelled.append(request_id)
+                self._num_cancelled += 1
                 self._wake.notify()
 
     def check_health(self) -> None:
@@ -144,6 +157,15 @@ class TalkerEngine:
                 steps=counters.steps,
                 padded_rows=counters.padded_rows,
                 prefill_rows=counters.prefill_rows,
+                num_slots=scheduler.config.num_slots,
+                num_pages=scheduler.pages.num_pages,
+                num_used_pages=scheduler.pages.num_pages - scheduler.pages.num_free,
+                cancelled=self._num_cancelled,
+                rows=counters.rows,
+                graph_replays=counters.graph_replays,
+                eager_steps=counters.eager_steps,
+                steps_by_bucket=dict(counters.steps_by_bucket),
+                step_seconds=self._step_seconds.counts(),
             )
 
     def _raise_if_dead(self) -> None:
@@ -190,6 +212,8 @@ class TalkerEngine:
         while self._pending and (len(self._pending) > ahead or self._pending[0].is_ready()):
             self._read(self._pending.popleft())
         self._outbox.flush()
+        if running:
+            self._step_seconds.add(self._clock() - self._last_turn)
         return True
 
     def _drop_cancelled(self) -> None:
