@@ -21,6 +21,7 @@ from deployments.codec import Codec, CodecSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.plan import PlannedModel, plan_app, shared_codec_engine
 from deployments.reference_encoder import ReferenceEncoder
+from deployments.scaling_args import ScalingArgs
 from deployments.talker import Talker, TalkerSettings
 
 __all__ = ["AppArgs", "TransportArgs", "build_app"]
@@ -55,6 +56,7 @@ def build_app(args: AppArgs) -> Application:
             fetch=args.reference.fetch_policy,
             voice_aliases=args.voice_aliases,
             first_audio_timeout_s=args.first_audio_timeout_s,
+            cold_start_s=args.cold_start_s,
             api_key_hashes=_api_key_hashes(args),
             long_text=args.long_text,
         ),
@@ -66,9 +68,14 @@ def build_app(args: AppArgs) -> Application:
 def _bind_talker(model: PlannedModel, args: AppArgs) -> Application:
     own = model.args
     settings = TalkerSettings(
-        own.checkpoint_path, own.talker_engine, own.chunk_ramp, args.device, own.talker_dtype
+        own.checkpoint_path,
+        own.talker_engine,
+        own.chunk_ramp,
+        args.device,
+        own.talker_dtype,
+        model.seconds_per_frame,
     )
-    return _deploy(Talker, model.talker, own.num_admitted).bind(settings)
+    return _deploy(Talker, model.talker, own.num_admitted, own.autoscaling.talker).bind(settings)
 
 
 def _bind_codec(
@@ -76,8 +83,10 @@ def _bind_codec(
 ) -> Application:
     first = models[0].args
     engine = shared_codec_engine([model.args for model in models])
-    return _deploy(Codec, name, engine.num_rows).bind(
-        CodecSettings(first.checkpoint_path, engine, args.device, first.codec_dtype),
+    return _deploy(Codec, name, engine.num_rows, first.autoscaling.codec).bind(
+        CodecSettings(
+            first.checkpoint_path, engine, args.device, first.codec_dtype, models[0].seconds_per_frame
+        ),
         {model.args.served_name: talkers[model.talker] for model in models},
         args.transport.talker_to_codec,
     )
@@ -85,8 +94,9 @@ def _bind_codec(
 
 def _bind_encoder(name: str, models: Sequence[PlannedModel], args: AppArgs) -> Application:
     num_requests = sum(model.args.num_admitted for model in models)  # each may bring a clip of its own
-    settings = args.reference.encoder_settings(models[0].args.checkpoint_path)
-    return _deploy(ReferenceEncoder, name, num_requests).bind(settings)
+    first = models[0].args
+    settings = args.reference.encoder_settings(first.checkpoint_path)
+    return _deploy(ReferenceEncoder, name, num_requests, first.autoscaling.reference_encoder).bind(settings)
 
 
 def _ingress_model(model: PlannedModel) -> IngressModel:
@@ -98,6 +108,7 @@ def _ingress_model(model: PlannedModel) -> IngressModel:
         codec=model.codec,
         encoder=model.encoder,
         aliases=own.aliases,
+        sleepers=model.sleepers,
     )
 
 
@@ -109,12 +120,17 @@ def _api_key_hashes(args: AppArgs) -> tuple[bytes, ...]:
     )
 
 
-def _deploy(cls: type, name: str, num_requests: int) -> Any:
-    """Admission is the engine's, so Serve lets through what the engine can hold, and refusals besides."""
-    return serve.deployment(cls).options(
+def _deploy(cls: type, name: str, num_requests: int, scaling: ScalingArgs | None = None) -> Any:
+    """Admission is the engine's, so Serve lets through what the engine can hold, and refusals besides.
+    A replica that is to go first ends its streams."""
+    most_replicas = 1 if scaling is None else scaling.max_replicas
+    deployment = serve.deployment(cls).options(
         name=name,
         max_ongoing_requests=num_requests + _SPARE_CALLS,
-        max_queued_requests=num_requests + _SPARE_CALLS,
+        max_queued_requests=num_requests * most_replicas + _SPARE_CALLS,  # of callers that wait for replicas
         graceful_shutdown_timeout_s=120,
         health_check_period_s=5,
+    )
+    return (
+        deployment if scaling is None else deployment.options(autoscaling_config=scaling.autoscaling_config)
     )

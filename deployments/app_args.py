@@ -24,6 +24,8 @@ from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.handles import Transport
 from deployments.reference_encoder import EncoderSettings
 from deployments.reference_fetch import FetchPolicy
+from deployments.scaling_args import AutoscalingArgs
+from deployments.sleepers import COLD_START_S
 from deployments.strict_args import StrictArgs
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES
@@ -58,6 +60,7 @@ class ModelArgs(StrictArgs):
     codec.num_rows: by default as many as its talker admits, so that no admitted request lacks a
         row. Models that share a codec add theirs up.
     deterministic: the same bytes whatever else runs, at a cost (README, "Configuration").
+    autoscaling: of its talker, its codec and its reference encoder, each by itself.
     """
 
     checkpoint: Checkpoint
@@ -68,6 +71,7 @@ class ModelArgs(StrictArgs):
     talker: TalkerEngineConfig = TalkerEngineConfig()
     codec: CodecEngineConfig = CodecEngineConfig()
     deterministic: bool = False
+    autoscaling: AutoscalingArgs = AutoscalingArgs()
 
     @model_validator(mode="before")
     @classmethod
@@ -177,6 +181,7 @@ class AppArgs(ModelArgs):
     device: "auto", "cpu", or "cuda[:index]", for talkers and codecs.
     api_keys_file: one key a line; requests must then bring one of them, or one of the environment's.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
+    cold_start_s: how much longer a request may wait that found a deployment asleep.
     voice_aliases: other names that requests may use, each with the voice it means.
     long_text: when a text is cut into pieces, and how long it may be, in characters.
     """
@@ -190,6 +195,7 @@ class AppArgs(ModelArgs):
     voice_aliases: dict[VoiceName, VoiceName] = Field(default_factory=dict)
     api_keys_file: Path | None = None
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
+    cold_start_s: Annotated[float, Field(ge=0, le=86_400)] = COLD_START_S
     long_text: LongText = LongText()
 
     @field_validator("voice_aliases")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.handles import StartStream, Transport, bind_stream, root_cause
 from deployments.logs import send_logs_to_stderr
+from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
 from qwen3tts_core.config import CodecEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
 from qwen3tts_core.errors import EngineFault
@@ -39,6 +40,7 @@ class CodecSettings:
     engine: CodecEngineConfig
     device: str
     dtype: str
+    seconds_per_frame: float = SECONDS_PER_FRAME
 
 
 class CodecEngineLike(Protocol):
@@ -90,6 +92,7 @@ class Codec:
             model: bind_stream(talker, "generate", talker_transport) for model, talker in talkers.items()
         }
         self._outbox: AsyncOutbox[AudioChunk] = AsyncOutbox(asyncio.get_running_loop())
+        self._load = StreamLoad(settings.engine.num_rows, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
         logger.info("codec ready: %s, frames by %s", settings, talker_transport)
@@ -102,12 +105,13 @@ class Codec:
         start_talker = self._start_talker.get(request.model)
         if start_talker is None:
             raise EngineFault(f"no talker here speaks for {request.model!r}, only {list(self._start_talker)}")
-        with self._outbox.stream(request.request_id) as audio:
+        with self._outbox.stream(request.request_id) as audio, self._load.stream() as playback:
             feeding: asyncio.Task[None] | None = None
             try:
                 self._engine.open(request.request_id, request.reference)
-                feeding = asyncio.create_task(self._feed(request, start_talker))
+                feeding = asyncio.create_task(self._feed(request, start_talker, playback))
                 async for chunk in audio:
+                    playback.sent(chunk.first_frame, chunk.num_frames)
                     yield chunk.to_bytes()
                     if chunk.finish is not None:
                         return
@@ -118,13 +122,14 @@ class Codec:
                     with suppress(asyncio.CancelledError):
                         await feeding
 
-    async def _feed(self, request: SpeechRequest, start_talker: StartStream) -> None:
+    async def _feed(self, request: SpeechRequest, start_talker: StartStream, playback: Playback) -> None:
         """Pass the Talker's frames to the engine; an error goes to the reader of the audio."""
         frames = start_talker(request)
         is_whole = False
         try:
             async for item in frames:
                 batch = FrameBatch.from_bytes(item)
+                playback.arrived()
                 self._engine.submit(request.request_id, batch)
                 if batch.finish is not None:
                     is_whole = True
@@ -146,6 +151,10 @@ class Codec:
         await asyncio.sleep(stay_s)
         self._engine.check_health()
         return True
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for the policy in `autoscaling.py`."""
+        return self._load.stats()
 
     async def stats(self) -> dict[str, Any]:
         """Counts of the engine, with the process id: for tests and operators."""

@@ -36,6 +36,7 @@ from deployments.openapi import api_document
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
 from deployments.served_models import ServedModel, ServedModels
+from deployments.sleepers import COLD_START_S, Sleepers
 from deployments.speech import SpeechCall, SpeechParts
 from deployments.voice_aliases import VoiceAliases, check_no_upload_is_hidden
 from deployments.voices import NamedVoices
@@ -52,7 +53,8 @@ _LONGEST_ECHO = 256  # of a path, in a message
 @dataclass(frozen=True, slots=True)
 class IngressModel:
     """checkpoint: a local folder or a hub id. max_positions: what a talker holds for one request.
-    codec, encoder: names of its deployments; the encoder of Base checkpoints alone."""
+    codec, encoder: names of its deployments; the encoder of Base checkpoints alone.
+    sleepers: names of those that may have no replica."""
 
     checkpoint: str
     model_name: str
@@ -60,13 +62,15 @@ class IngressModel:
     codec: str = "Codec"
     encoder: str | None = None
     aliases: tuple[str, ...] = ()
+    sleepers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
     fetch: what clips may be fetched, and how large they and uploaded ones may be.
-    voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit.
+    voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit; cold_start_s: on top of it, for a
+    request that found a deployment asleep.
     api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in.
     long_text: when a text is cut into pieces, and how long it may be."""
 
@@ -76,6 +80,7 @@ class IngressSettings:
     max_voices: int = DEFAULT_MAX_VOICES
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     first_audio_timeout_s: float = FIRST_AUDIO_TIMEOUT_S
+    cold_start_s: float = COLD_START_S
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
     long_text: LongText = field(default_factory=LongText)
 
@@ -109,17 +114,26 @@ class Ingress:
                     bind_stream(handles[model.codec], "decode", codec_transport),
                     cloners.get(model.encoder),
                     model.aliases,
+                    model.sleepers,
                 )
                 for model, frontend in zip(settings.models, frontends, strict=True)
             ]
         )
         self._bodies = BodyReader()
         max_body_bytes = SMALL_BODY_BYTES + (max_base64_bytes(settings.fetch.max_bytes) if cloners else 0)
+        asks = {name: bind_ask(handle, "ready") for name, handle in handles.items()}
+        sleepers = {name for model in settings.models for name in model.sleepers}
+        self._readiness = Readiness({name: ask for name, ask in asks.items() if name not in sleepers})
+        self._sleepers = Sleepers({name: asks[name] for name in sleepers}, cold_start_s=settings.cold_start_s)
         self._parts = SpeechParts(
-            self._models, self._bodies, max_body_bytes, self._aliases, settings.first_audio_timeout_s
+            self._models,
+            self._bodies,
+            max_body_bytes,
+            self._aliases,
+            settings.first_audio_timeout_s,
+            self._sleepers,
         )
         self._api_key_hashes = settings.api_key_hashes
-        self._readiness = Readiness({name: bind_ask(handle, "ready") for name, handle in handles.items()})
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 
     def _open_cloners(
@@ -161,11 +175,13 @@ class Ingress:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(self._readiness.watch())
+        watching = [asyncio.create_task(watch()) for watch in (self._readiness.watch, self._sleepers.watch)]
         try:
             yield
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
+            self._sleepers.close()
 
     # ------------------------------------------------------------ routes
     async def speech(self, request: Request) -> Response:
@@ -212,7 +228,7 @@ class Ingress:
 
     async def health(self) -> JSONResponse:
         """200 when every deployment answers; 503 that names those that don't."""
-        problems = self._readiness.problems()
+        problems = {**self._readiness.problems(), **self._sleepers.problems()}
         if not problems:
             return JSONResponse({"status": "ready"})
         message = ", ".join(f"{name} {problem}" for name, problem in problems.items())

@@ -35,6 +35,18 @@ class PlannedModel:
     talker: str
     codec: str
     encoder: str | None
+    seconds_per_frame: float
+
+    @property
+    def sleepers(self) -> tuple[str, ...]:
+        """Its deployments that may have no replica, in the order in which they are to start."""
+        scaling = self.args.autoscaling
+        named = (
+            (self.talker, scaling.talker),
+            (self.codec, scaling.codec),
+            (self.encoder, scaling.reference_encoder),
+        )
+        return tuple(name for name, own in named if name is not None and own is not None and own.may_sleep)
 
 
 def plan_app(args: AppArgs, resolve: Resolve = resolve_checkpoint) -> tuple[PlannedModel, ...]:
@@ -54,12 +66,22 @@ def plan_app(args: AppArgs, resolve: Resolve = resolve_checkpoint) -> tuple[Plan
     encoders = _names(
         "ReferenceEncoder",
         [model for model, base in zip(models, is_base, strict=True) if base],
-        [folder for folder, base in zip(folders, is_base, strict=True) if base],
+        [
+            (folder, model.autoscaling.reference_encoder)
+            for model, folder, base in zip(models, folders, is_base, strict=True)
+            if base
+        ],
     )
     named_encoders = iter(encoders)
     planned = tuple(
-        PlannedModel(model, talker, codec, next(named_encoders) if base else None)
-        for model, talker, codec, base in zip(models, talkers, codecs, is_base, strict=True)
+        PlannedModel(
+            model,
+            talker,
+            codec,
+            next(named_encoders) if base else None,
+            1.0 / config.codec.frame_rate_hz,
+        )
+        for model, talker, codec, base, config in zip(models, talkers, codecs, is_base, configs, strict=True)
     )
     for model in planned:
         logger.info(
@@ -85,7 +107,13 @@ def _codec_keys(models: Sequence[ModelArgs], folders: Sequence[Path]) -> list[ob
         return [None]
     hashes = FileHashes(HASHES.expanduser())
     return [
-        (codec_digest(folder, hashes), _with_rows(model.codec, 1), model.codec_dtype, model.deterministic)
+        (
+            codec_digest(folder, hashes),
+            _with_rows(model.codec, 1),
+            model.codec_dtype,
+            model.deterministic,
+            model.autoscaling.codec,
+        )
         for model, folder in zip(models, folders, strict=True)
     ]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from deployments.logs import send_logs_to_stderr
+from deployments.stream_load import StreamLoad
 from qwen3tts_core.audio.clip import ReferenceClip, ReferenceLimits, read_clip
 from qwen3tts_core.types import ReferenceVoice
 
@@ -83,6 +84,7 @@ class ReferenceEncoder:
         send_logs_to_stderr()
         self._limits = settings.limits
         self._encoder = open_encoder(settings)
+        self._load = StreamLoad(_NUM_THREADS)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "reference-encoder")
         logger.info("reference encoder ready: %s", settings)
 
@@ -95,7 +97,8 @@ class ReferenceEncoder:
         Raises InvalidReferenceAudio that says what was expected.
         """
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encode, clip, in_context, keep_clip)
+        with self._load.stream():
+            return await loop.run_in_executor(self._threads, self._encode, clip, in_context, keep_clip)
 
     def _encode(self, clip: bytes | ReferenceClip, in_context: bool, keep_clip: bool) -> EncodedVoice:
         if isinstance(clip, bytes):
@@ -112,6 +115,10 @@ class ReferenceEncoder:
         """Called by the ingress, which hears of a death by the call that is here."""
         await asyncio.sleep(stay_s)
         return True
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for the policy in `autoscaling.py`."""
+        return self._load.stats()
 
     async def stats(self) -> dict[str, Any]:
         """Counts of the memory, with the process id: for tests and operators."""

@@ -15,12 +15,14 @@ _LONGEST_ECHO = 256
 
 
 class ServedModel(NamedTuple):
-    """aliases: other names of the same published checkpoint. cloner: on Base checkpoints."""
+    """aliases: other names of the same published checkpoint. cloner: on Base checkpoints.
+    sleepers: names of its deployments that may have no replica."""
 
     frontend: Frontend
     start_codec: StartStream
     cloner: VoiceCloner | None = None
     aliases: tuple[str, ...] = ()
+    sleepers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -34,6 +35,7 @@ from deployments.metrics import RequestRecord
 from deployments.pieces import join_pieces
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
+from deployments.sleepers import Sleepers
 from deployments.voice_aliases import VoiceAliases
 from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.types import AudioChunk
@@ -50,6 +52,7 @@ class SpeechParts(NamedTuple):
     max_body_bytes: int
     voice_aliases: VoiceAliases
     first_audio_timeout_s: float
+    sleepers: Sleepers
 
 
 class SpeechCall(Response):
@@ -60,7 +63,8 @@ class SpeechCall(Response):
         self._parts = parts
         self._request = request
         self._request_id = request_id
-        self._deadline = FirstAudioDeadline(parts.first_audio_timeout_s)
+        extra_s = partial(self._extra_s, parts.sleepers.now())
+        self._deadline = FirstAudioDeadline(parts.first_audio_timeout_s, extra_s)
         self._take(parts.models.default)
 
     def _take(self, model: ServedModel) -> None:
@@ -100,12 +104,16 @@ class SpeechCall(Response):
                     parts = [part async for part in self._encoded(encoder, _prepend(first, chunks))]
                     await self._send_whole(send, headers, record, b"".join(parts))
 
+    def _extra_s(self, since: float) -> float:
+        return self._parts.sleepers.extra_s(self._model.sleepers, since)
+
     async def _read(self) -> tuple[SpeechBody, Clone | None]:
         """What is asked for, and of which model; on a Base model, the clip turned into a voice."""
         async with self._parts.bodies.hold(self._request, self._parts.max_body_bytes) as parts:
             body = parse_speech_body(await read_json(self._request, parts))
             body = self._parts.voice_aliases.apply(body)
             self._take(self._parts.models.find(body.model))
+            self._parts.sleepers.wake(self._model.sleepers)
             if self._model.cloner is None:
                 return body, None
             with _fields_as_sent(body):

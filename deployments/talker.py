@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.logs import send_logs_to_stderr
+from deployments.stream_load import SECONDS_PER_FRAME, StreamLoad
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -36,6 +37,7 @@ class TalkerSettings:
     ramp: ChunkRamp
     device: str
     dtype: str
+    seconds_per_frame: float = SECONDS_PER_FRAME
 
 
 class TalkerEngineLike(Protocol):
@@ -80,6 +82,7 @@ class Talker:
     def __init__(self, settings: TalkerSettings, open_engine: OpenTalker = open_engine) -> None:
         send_logs_to_stderr()
         self._outbox: AsyncOutbox[FrameBatch] = AsyncOutbox(asyncio.get_running_loop())
+        self._load = StreamLoad(settings.engine.num_slots, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
         logger.info("talker ready: %s", settings)
@@ -89,10 +92,11 @@ class Talker:
 
         Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
         """
-        with self._outbox.stream(request.request_id) as frames:
+        with self._outbox.stream(request.request_id) as frames, self._load.stream() as playback:
             try:
                 self._engine.submit(request)
                 async for batch in frames:
+                    playback.sent(batch.first_frame, batch.num_frames)
                     yield batch.to_bytes()
                     if batch.finish is not None:
                         return
@@ -108,6 +112,10 @@ class Talker:
         await asyncio.sleep(stay_s)
         self._engine.check_health()
         return True
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, for the policy in `autoscaling.py`."""
+        return self._load.stats()
 
     async def stats(self) -> dict[str, Any]:
         """Counts of the engine, with the process id: for tests and operators."""
