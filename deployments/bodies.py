@@ -7,8 +7,8 @@ bodies at once is bounded here, and how long it waits for one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 
 from python_multipart.multipart import parse_options_header
 from starlette.exceptions import HTTPException
@@ -56,10 +56,7 @@ class BodyReader:
                 if size > max_bytes:
                     raise HTTPException(413, f"the body is larger than the limit, {max_bytes:,} bytes")
                 if size > SMALL_BODY_BYTES:
-                    growth = size - held
-                    if self.num_held_bytes + growth > self._max_held_bytes:
-                        raise Overloaded("too many large bodies are being worked on")
-                    self.num_held_bytes += growth
+                    self._grow(size - held)
                     held = size
                 yield part
 
@@ -68,6 +65,21 @@ class BodyReader:
                 yield stream
         finally:
             self.num_held_bytes -= held
+
+    @contextmanager
+    def count(self, num_bytes: int) -> Iterator[None]:
+        """For what came by another way, and is here already. Raises Overloaded when others hold too much."""
+        held = num_bytes if num_bytes > SMALL_BODY_BYTES else 0
+        self._grow(held)
+        try:
+            yield
+        finally:
+            self.num_held_bytes -= held
+
+    def _grow(self, num_bytes: int) -> None:
+        if self.num_held_bytes + num_bytes > self._max_held_bytes:
+            raise Overloaded("too many large bodies are being worked on")
+        self.num_held_bytes += num_bytes
 
     async def _in_time(self, parts: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
         clock = asyncio.get_running_loop().time

@@ -112,7 +112,7 @@ def parse_speech_body(raw: bytes) -> SpeechBody:
     check_keys(raw, [body.ref_audio or ""])
     if body.voice is not None and body.speaker is not None and body.voice != body.speaker:
         raise InvalidRequest(
-            f"voice and speaker mean the same and differ: {_shown(body.voice)}, {_shown(body.speaker)}",
+            f"voice and speaker mean the same and differ: {shown(body.voice)}, {shown(body.speaker)}",
             "speaker",
         )
     if body.stream is False and body.stream_format == "sse":
@@ -141,7 +141,7 @@ def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise InvalidRequest(f"{_shown(key)} is there twice", _cut_short(key))
+            raise InvalidRequest(f"{shown(key)} is there twice", _cut_short(key))
         found[key] = value
     return found
 
@@ -159,18 +159,19 @@ _NOUNS = {
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
-def as_invalid_request(error: ValidationError) -> InvalidRequest:
+def as_invalid_request(error: ValidationError, whole: str = "the body") -> InvalidRequest:
+    """The first of its complaints, in words of ours. whole: what it is about when it is about no field."""
     first = error.errors(include_url=False)[0]
     kind, context = first["type"], first.get("ctx", {})
     if not first["loc"]:
         if kind == "json_invalid":
-            return InvalidRequest(f"the body is not valid JSON: {context['error']}")
-        return InvalidRequest(f"the body must be a JSON object, got {_shown(first['input'])}")
+            return InvalidRequest(f"{whole} is not valid JSON: {context['error']}")
+        return InvalidRequest(f"{whole} must be a JSON object, got {shown(first['input'])}")
     field = str(first["loc"][0])
-    got = _shown(first["input"])
+    got = shown(first["input"])
     if kind == "extra_forbidden":
         known = ", ".join(accepted_fields())
-        return InvalidRequest(f"unknown field {_shown(field)}; accepted: {known}", _cut_short(field))
+        return InvalidRequest(f"unknown field {shown(field)}; accepted: {known}", _cut_short(field))
     if kind == "missing":
         return InvalidRequest(f"{field} is required", field)
     if kind == "literal_error":
@@ -208,8 +209,8 @@ def _plain(bound: float) -> str:
     return str(int(bound) if bound == int(bound) else bound)
 
 
-def _shown(value: Any) -> str:
-    """As JSON, which is what the client sent, and not all of it if it is long."""
+def shown(value: Any) -> str:
+    """A value in a message: as JSON, which is what the client sent, and not all of it if it is long."""
     is_text = isinstance(value, str)
     return _cut_short(json.dumps(value[:60] if is_text else value, ensure_ascii=False, default=repr))
 
