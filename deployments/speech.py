@@ -75,19 +75,8 @@ class SpeechCall(Response):
         with RequestRecord(self._request_id, self._codec.sample_rate_hz) as record:
             body, clone = await self._read()
             record.sample_rate_hz = self._codec.sample_rate_hz
-            prepared = await self._prepare(body, clone)
-            record.reached("prepared")
-            record.note(
-                engine_request_id=prepared.request.request_id,
-                model=self._model.name,
-                voice=prepared.voice,
-                seed=prepared.request.seed,
-                text_tokens=prepared.num_text_tokens,
-                pieces=len(prepared.requests),
-                format=body.audio_format,
-                streamed=body.is_streaming,
-            )
-            record.speed = body.speed or 1.0
+            prepared = await prepare_speech(self._model, body, clone)
+            note_prepared(record, self._model, body, prepared)
             async with (
                 self._open_encoder(body) as encoder,  # first: a refusal comes before anything is started
                 aclosing(self._chunks(prepared, record)) as chunks,
@@ -98,10 +87,10 @@ class SpeechCall(Response):
                 headers = self._speech_headers(body, prepared, record, encoder)
                 if body.is_streaming:
                     await _start(send, headers)
-                    audio = self._encoded(encoder, _prepend(first, chunks))
+                    audio = encoded(encoder, prepend(first, chunks))
                     await self._send_stream(send, body, prepared, record, audio)
                 else:
-                    parts = [part async for part in self._encoded(encoder, _prepend(first, chunks))]
+                    parts = [part async for part in encoded(encoder, prepend(first, chunks))]
                     await self._send_whole(send, headers, record, b"".join(parts))
 
     def _extra_s(self, since: float) -> float:
@@ -116,19 +105,11 @@ class SpeechCall(Response):
             self._parts.sleepers.wake(self._model.sleepers)
             if self._model.cloner is None:
                 return body, None
-            with _fields_as_sent(body):
+            with fields_as_sent(body):
                 self._model.frontend.check(body)
                 async with self._deadline.waiting():
                     clone = await self._model.cloner.find(body)
         return body.model_copy(update={"ref_audio": None}), clone  # megabytes that nobody needs any more
-
-    async def _prepare(self, body: SpeechBody, clone: Clone | None) -> PreparedSpeech:
-        """Off the event loop for a text that would hold up everybody's audio."""
-        prepare = self._model.frontend.prepare
-        with _fields_as_sent(body):
-            if len(body.input) + len(body.instructions or "") < _LONG_TEXT:
-                return prepare(body, clone)
-            return await asyncio.to_thread(prepare, body, clone)
 
     # ------------------------------------------------------------ audio
     async def _chunks(
@@ -151,16 +132,6 @@ class SpeechCall(Response):
             body.speed or 1.0,
             is_streaming=body.is_streaming,
         )
-
-    async def _encoded(
-        self, encoder: ResponseEncoder, chunks: AsyncIterator[AudioChunk]
-    ) -> AsyncIterator[bytes]:
-        """What there is to send after each chunk, and after the last."""
-        async for chunk in chunks:
-            if chunk.pcm and (part := await encoder.feed(chunk.pcm)):
-                yield part
-        if rest := await encoder.finish():
-            yield rest
 
     # ------------------------------------------------------------ bytes
     async def _send_whole(
@@ -215,6 +186,42 @@ class SpeechCall(Response):
         return headers
 
 
+async def prepare_speech(model: ServedModel, body: SpeechBody, clone: Clone | None) -> PreparedSpeech:
+    """Off the event loop for a text that would hold up everybody's audio. Raises InvalidRequest and its kinds."""
+    prepare = model.frontend.prepare
+    with fields_as_sent(body):
+        if len(body.input) + len(body.instructions or "") < _LONG_TEXT:
+            return prepare(body, clone)
+        return await asyncio.to_thread(prepare, body, clone)
+
+
+def note_prepared(
+    record: RequestRecord, model: ServedModel, body: SpeechBody, prepared: PreparedSpeech
+) -> None:
+    """What the record's line says of every speech request."""
+    record.reached("prepared")
+    record.note(
+        engine_request_id=prepared.request.request_id,
+        model=model.name,
+        voice=prepared.voice,
+        seed=prepared.request.seed,
+        text_tokens=prepared.num_text_tokens,
+        pieces=len(prepared.requests),
+        format=body.audio_format,
+        streamed=body.is_streaming,
+    )
+    record.speed = body.speed or 1.0
+
+
+async def encoded(encoder: ResponseEncoder, chunks: AsyncIterator[AudioChunk]) -> AsyncIterator[bytes]:
+    """What there is to send after each chunk, and after the last."""
+    async for chunk in chunks:
+        if chunk.pcm and (part := await encoder.feed(chunk.pcm)):
+            yield part
+    if rest := await encoder.finish():
+        yield rest
+
+
 def _done_fields(prepared: PreparedSpeech, record: RequestRecord) -> dict[str, object]:
     num_in, num_out = prepared.num_text_tokens, record.num_frames
     return {
@@ -228,14 +235,14 @@ def _done_fields(prepared: PreparedSpeech, record: RequestRecord) -> dict[str, o
     }
 
 
-async def _prepend(first: AudioChunk, rest: AsyncIterator[AudioChunk]) -> AsyncIterator[AudioChunk]:
+async def prepend(first: AudioChunk, rest: AsyncIterator[AudioChunk]) -> AsyncIterator[AudioChunk]:
     yield first
     async for chunk in rest:
         yield chunk
 
 
 @contextmanager
-def _fields_as_sent(body: SpeechBody) -> Iterator[None]:
+def fields_as_sent(body: SpeechBody) -> Iterator[None]:
     """A refusal of `voice` names `speaker` where the client called it so."""
     try:
         yield
