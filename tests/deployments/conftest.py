@@ -47,7 +47,7 @@ class Chain:
     """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 
     models: {name: checkpoint folder}, one codec for all of them. encoders: {name of a Base model: engine}.
-    settings: the rest of IngressSettings.
+    settings: the rest of IngressSettings, and `sleepers`, names of deployments that may have no replica.
     """
 
     def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
@@ -70,9 +70,16 @@ class Chain:
             name: FakeHandle(ReferenceEncoder(EncoderSettings(models[name], limits), lambda _, e=engine: e))
             for name, engine in encoders.items()
         }
+        sleepers = settings.pop("sleepers", ())
         ingress_settings = IngressSettings(
             tuple(
-                IngressModel(folder, name, 4096, encoder=f"Encoder-{name}" if name in encoders else None)
+                IngressModel(
+                    folder,
+                    name,
+                    4096,
+                    encoder=f"Encoder-{name}" if name in encoders else None,
+                    sleepers=sleepers,
+                )
                 for name, folder in models.items()
             ),
             voices_folder,
