@@ -3,7 +3,8 @@
     Authorization: Bearer KEY      or      X-API-Key: KEY
 
 A key is compared by its hash and in constant time, with every hash there is; it is kept nowhere and
-never logged. `/health` stays open, for whoever watches over the server.
+never logged. `/health` stays open, for whoever watches over the server, and so does the page at `/`, which
+holds nothing of the server's and asks its user for a key.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.edge import request_id_of
+from deployments.page_files import is_page_path
 
 logger = logging.getLogger(__name__)
 
-_OPEN_PATHS = ("/health",)
 _LONGEST_KEY = 512
 
 
@@ -51,7 +52,7 @@ class ApiKeys:
         assert self._hashes, "without keys this layer is left out"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _route_path(scope) not in _OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(_route_path(scope)):
             self._check(scope)
         await self._app(scope, receive, send)
 
@@ -77,6 +78,10 @@ def _presented(headers: Headers) -> list[str]:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     keys = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
     return [key for key in keys if key]
+
+
+def _is_open(path: str) -> bool:
+    return path == "/health" or is_page_path(path)
 
 
 def _route_path(scope: Scope) -> str:

@@ -9,6 +9,7 @@ from deployments.served_models import ServedModel, ServedModels
 from deployments.tasks import TASK_TYPES
 from deployments.voice_aliases import VoiceAliases
 from qwen3tts_core.audio.voice_store import VoiceRecord
+from qwen3tts_core.text.prompt import takes_instructions
 
 
 def describe_model(model: ServedModel) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def describe_model(model: ServedModel) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "task_type": TASK_TYPES[config.model_type],
         "size": config.model_size,
+        "takes_instructions": takes_instructions(config),
         "sample_rate_hz": config.codec.sample_rate_hz,
         "max_new_tokens": config.max_new_tokens,
     }

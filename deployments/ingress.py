@@ -33,6 +33,7 @@ from deployments.handles import Transport, bind_ask, bind_stream
 from deployments.http_errors import describe
 from deployments.logs import send_logs_to_stderr
 from deployments.openapi import api_document
+from deployments.page_files import PAGE_PATHS, PageFiles
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
 from deployments.served_models import ServedModel, ServedModels
@@ -134,6 +135,7 @@ class Ingress:
             self._sleepers,
         )
         self._api_key_hashes = settings.api_key_hashes
+        self._page = PageFiles()
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 
     def _open_cloners(
@@ -171,6 +173,9 @@ class Ingress:
         add("/v1/models", self.list_models, methods=["GET"])
         add("/v1/models/{model:path}", self.get_model, methods=["GET"])
         add("/health", self.health, methods=["GET"])
+        index, folder = PAGE_PATHS
+        add(index, self.page, methods=["GET", "HEAD"], include_in_schema=False)
+        add(folder + "{name:path}", self.page_file, methods=["GET", "HEAD"], include_in_schema=False)
         return app
 
     @asynccontextmanager
@@ -234,6 +239,13 @@ class Ingress:
         message = ", ".join(f"{name} {problem}" for name, problem in problems.items())
         error = {"message": message, "type": "server_error", "param": None, "code": "not_ready"}
         return JSONResponse({"status": "not ready", "error": error}, 503, {"Retry-After": "1"})
+
+    async def page(self, request: Request) -> Response:
+        """For people: type, choose, listen."""
+        return await self._page.answer("index.html", request.scope)
+
+    async def page_file(self, name: str, request: Request) -> Response:
+        return await self._page.answer(name, request.scope)
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

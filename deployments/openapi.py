@@ -319,6 +319,7 @@ def _schemas() -> dict[str, _Schema]:
                 "aliases": _list_of(_STRING),
                 "task_type": {"type": "string", "enum": ["CustomVoice", "VoiceDesign", "Base"]},
                 "size": _STRING,
+                "takes_instructions": {"type": "boolean"},
                 "sample_rate_hz": _COUNT,
                 "max_new_tokens": _COUNT,
             }

@@ -236,16 +236,23 @@ def _check_characters(text: str, param: str) -> None:
         ) from None
 
 
-def _check_instructions(config: CheckpointConfig, instructions: str) -> None:
+def takes_instructions(config: CheckpointConfig) -> bool:
+    """Whether this checkpoint was trained to follow them, or (VoiceDesign) to take its voice from them."""
+    return _kind_without_instructions(config) is None
+
+
+def _kind_without_instructions(config: CheckpointConfig) -> str | None:
     if config.model_type == "base":
-        taker: str | None = _kind(config)
-    elif config.model_type == "custom_voice" and config.model_size == _SIZE_WITHOUT_INSTRUCTIONS:
-        taker = "a 0.6B CustomVoice checkpoint"  # the reference drops them in silence (quirk Q12)
-    else:
-        taker = None
-    if taker is not None:
+        return _kind(config)
+    if config.model_type == "custom_voice" and config.model_size == _SIZE_WITHOUT_INSTRUCTIONS:
+        return "a 0.6B CustomVoice checkpoint"  # the reference drops them in silence (quirk Q12)
+    return None
+
+
+def _check_instructions(config: CheckpointConfig, instructions: str) -> None:
+    if (kind := _kind_without_instructions(config)) is not None:
         raise InvalidRequest(
-            f"{taker} takes no instructions; the 1.7B CustomVoice and VoiceDesign checkpoints do",
+            f"{kind} takes no instructions; the 1.7B CustomVoice and VoiceDesign checkpoints do",
             "instructions",
         )
     _check_characters(instructions, "instructions")

@@ -20,7 +20,7 @@ from tests.fakes import FakeReferenceEncoder, Script, until
 
 MODELS = {"tiny": TINY, "design": str(GOLDEN / "voice_design"), "base": str(GOLDEN / "base")}
 KEY = "sk-only-31d2"
-FETCHED_BY_BROWSERS = {"/openapi.json", "/docs", "/docs/oauth2-redirect"}
+FETCHED_BY_BROWSERS = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/", "/page/{name:path}"}
 
 CONFIG = {
     "seed": 8,

@@ -16,6 +16,7 @@ from qwen3tts_core.text.prompt import (
     check_speech,
     check_tokenizer,
     has_words,
+    takes_instructions,
     text_tokens,
 )
 from qwen3tts_core.text.tokenizer import TextTokenizer
@@ -292,6 +293,16 @@ def test_checkpoints_without_instructions_say_which_take_them(variant):
     refused = refusal(variant, instructions="be calm", **fields)
     assert refused.param == "instructions"
     assert "1.7B CustomVoice and VoiceDesign" in str(refused)
+
+
+@pytest.mark.parametrize("variant", ["custom_voice", "custom_voice_large", "voice_design", "base"])
+def test_a_checkpoint_that_says_it_takes_instructions_does(variant):
+    speech = SpeechText("Hi", instructions="calm", reference=CloneReference() if variant == "base" else None)
+    if takes_instructions(CONFIGS[variant]):
+        check_speech(CONFIGS[variant], speech)
+    else:
+        with pytest.raises(InvalidRequest, match="takes no instructions"):
+            check_speech(CONFIGS[variant], speech)
 
 
 def test_instructions_are_refused_by_the_size_and_nothing_like_it():
