@@ -38,16 +38,18 @@ async def join_pieces(
     samples_per_frame: int,
     max_frames: int | None = None,
     patience_s: float = PATIENCE_S,
+    first_patience_s: float = 0.0,
 ) -> AsyncGenerator[AudioChunk, None]:
     """The audio of the requests, one after the other, as one utterance's.
 
-    max_frames: of all pieces together; what is beyond is cut off. patience_s: see PATIENCE_S.
+    max_frames: of all pieces together; what is beyond is cut off. patience_s: see PATIENCE_S; first_patience_s: the
+    same for the first piece, where that goes on with something that is heard already.
     Frames are in order, none is missing, and the last chunk has a finish: "length" if any piece reached its
     limit, or all together theirs. Raises what the chain raises, and EngineFault for audio that isn't as promised.
     Closing it, or any error, cancels the running piece and the one started ahead.
     """
     total = _Total(max_frames)
-    piece = _Piece(start, requests[0], samples_per_frame)
+    piece = _Piece(start, requests[0], samples_per_frame, first_patience_s)
     ahead: _Piece | None = None
     try:
         for following in (*requests[1:], None):
@@ -58,8 +60,8 @@ async def join_pieces(
                 chunk = total.add(own, is_last_piece=following is None)
                 if is_over and chunk.finish is None:
                     assert following is not None, "the last piece's end is the end of all"
-                    ahead = _Piece(start, following, samples_per_frame)
-                    ahead.open_ahead(patience_s)
+                    ahead = _Piece(start, following, samples_per_frame, patience_s)
+                    ahead.open_ahead()
                 if chunk.num_frames or chunk.finish:
                     yield chunk
                 if chunk.finish is not None:
@@ -75,23 +77,26 @@ async def join_pieces(
 class _Piece:
     """One utterance in flight, from its start to its last chunk; checks what comes."""
 
-    def __init__(self, start: StartStream, request: SpeechRequest, samples_per_frame: int) -> None:
+    def __init__(
+        self, start: StartStream, request: SpeechRequest, samples_per_frame: int, patience_s: float
+    ) -> None:
         self._start, self._request, self._samples_per_frame = start, request, samples_per_frame
+        self._patience_s = patience_s
         self._stream: ItemStream | None = None
         self._opening: asyncio.Task[bytes] | None = None
         self._num_frames = 0
         self._is_over = False
 
-    def open_ahead(self, patience_s: float) -> None:
+    def open_ahead(self) -> None:
         """Start it now; its first item is awaited in the background, and kept until somebody asks."""
         self._stream = self._start(self._request)
-        self._opening = asyncio.create_task(self._first_item(self._stream, patience_s))
+        self._opening = asyncio.create_task(self._first_item(self._stream))
 
     async def next_chunk(self) -> AudioChunk:
         if self._opening is not None:
             item, self._opening = await self._opening, None
         elif self._stream is None:
-            item = await self._first_item(self._start(self._request), 0.0)
+            item = await self._first_item(self._start(self._request))
         else:
             item = await _next_item(self._stream)
         chunk = AudioChunk.from_bytes(item)
@@ -111,10 +116,10 @@ class _Piece:
         if self._stream is not None and not self._is_over:
             self._stream.cancel()
 
-    async def _first_item(self, stream: ItemStream, patience_s: float) -> bytes:
+    async def _first_item(self, stream: ItemStream) -> bytes:
         """Of the stream, or of another one as long as they are refused."""
         clock = asyncio.get_running_loop().time
-        deadline, attempt = clock() + patience_s, 0
+        deadline, attempt = clock() + self._patience_s, 0
         while True:
             self._stream = stream
             try:
