@@ -1,4 +1,4 @@
-"""What one request cost and how it ended: names and units of what we report.
+"""What one request cost and how it ended: names and units of its line in the log; `exported.py` has the metrics'.
 
 ttfa_s   accepted -> first audio byte written, seconds (a whole body: its first and only write)
 audio_s  seconds of audio sent, at the speed asked for
@@ -20,6 +20,7 @@ from typing import Any, Literal
 from deployments.handles import root_cause
 from deployments.http_errors import describe
 from qwen3tts_core.streaming.pcm import duration_s
+from qwen3tts_core.streaming.player import Player
 from qwen3tts_core.types import AudioChunk, FinishReason
 
 logger = logging.getLogger(__name__)
@@ -33,12 +34,25 @@ _LONGEST_ERROR = 300  # characters
 
 
 class RequestRecord:
-    """Counts one request from `with` to its end, then logs one JSON line, whatever the end was."""
+    """Counts one request from `with` to its end, then logs one JSON line, whatever the end was.
+
+    report: called with the record after that. outcome and reason are there from then on; reason: the finish, the
+    error's code, or who left. player: what the client's goes through. num_resumes: lost engines it outlived.
+    """
+
+    outcome: Outcome
+    reason: str
 
     def __init__(
-        self, client_request_id: str, sample_rate_hz: int, clock: Callable[[], float] = time.perf_counter
+        self,
+        client_request_id: str,
+        sample_rate_hz: int,
+        clock: Callable[[], float] = time.perf_counter,
+        report: Callable[[RequestRecord], None] | None = None,
     ) -> None:
-        self._clock = clock
+        self._clock, self._report = clock, report
+        self.player = Player()
+        self.num_resumes = 0
         self.sample_rate_hz = sample_rate_hz
         self.speed = 1.0
         self._accepted_at = clock()
@@ -46,7 +60,8 @@ class RequestRecord:
         self.num_frames = 0
         self.num_chunks = 0
         self._num_bytes = 0
-        self._ttfa_s: float | None = None
+        self.ttfa_s: float | None = None
+        self.rtf: float | None = None
         self._stages: dict[str, float] = {}
         self.finish: FinishReason | None = None
 
@@ -62,8 +77,10 @@ class RequestRecord:
 
     def wrote_audio(self) -> None:
         """Call after each write that held audio."""
-        if self._ttfa_s is None:
-            self._ttfa_s = self._clock() - self._accepted_at
+        elapsed_s = self._clock() - self._accepted_at
+        if self.ttfa_s is None:
+            self.ttfa_s = elapsed_s
+        self.player.got(elapsed_s, self.audio_s)
 
     def reached(self, stage: Stage) -> None:
         """Note when: once for each stage."""
@@ -87,6 +104,15 @@ class RequestRecord:
         return str(self._fields["request_id"])
 
     @property
+    def model(self) -> str | None:
+        """As served; None before the body was read."""
+        return self._fields.get("model")
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self._fields.get("streamed"))
+
+    @property
     def audio_s(self) -> float:
         return duration_s(self._num_bytes, self.sample_rate_hz) / self.speed
 
@@ -97,24 +123,28 @@ class RequestRecord:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         elapsed_s = self._clock() - self._accepted_at
-        outcome, status = _outcome(error, has_sent_audio=self._ttfa_s is not None)
+        self.outcome, status = _outcome(error, has_sent_audio=self.ttfa_s is not None)
+        self.reason = _reason(self.outcome, self.finish, error)
+        self.rtf = elapsed_s / self.audio_s if self._num_bytes else None
         line = {
             **self._fields,
-            "outcome": outcome,
+            "outcome": self.outcome,
             "status": status,
             "finish": self.finish,
             "frames": self.num_frames,
             "chunks": self.num_chunks,
-            "ttfa_s": _rounded(self._ttfa_s),
+            "ttfa_s": _rounded(self.ttfa_s),
             "audio_s": _rounded(self.audio_s),
-            "rtf": _rounded(elapsed_s / self.audio_s if self._num_bytes else None),
+            "rtf": _rounded(self.rtf),
         }
-        if error is not None and outcome == "failed":
+        if error is not None and self.outcome == "failed":
             line["error"] = _one_line(root_cause(error))
-        if error is not None and outcome == "rejected":  # the message may quote the text
+        if error is not None and self.outcome == "rejected":  # the message may quote the text
             described = describe(error).error
             line["param"], line["code"] = described["param"], described["code"]
         logger.info("request %s", json.dumps(line, ensure_ascii=False))
+        if self._report is not None:
+            self._report(self)
 
 
 def _outcome(error: BaseException | None, has_sent_audio: bool) -> tuple[Outcome, int | None]:
@@ -132,6 +162,15 @@ def _outcome(error: BaseException | None, has_sent_audio: bool) -> tuple[Outcome
     if described.error["code"] == "overloaded":
         return "refused", described.status
     return ("rejected" if described.status < 500 else "failed"), described.status
+
+
+def _reason(outcome: Outcome, finish: FinishReason | None, error: BaseException | None) -> str:
+    """One of few: what `http_errors.py` calls errors, and what ends a request without one."""
+    if outcome == "cancelled":
+        return "client_left"
+    if error is not None:
+        return str(describe(error).error["code"])
+    return finish or "none"
 
 
 def _one_line(error: BaseException) -> str:

@@ -33,6 +33,7 @@ from deployments.frontend import Clone, PreparedSpeech
 from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from deployments.pieces import join_pieces
+from deployments.request_metrics import RequestMetrics
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import Sleepers
@@ -53,6 +54,11 @@ class SpeechParts(NamedTuple):
     voice_aliases: VoiceAliases
     first_audio_timeout_s: float
     sleepers: Sleepers
+    metrics: RequestMetrics
+
+    def record(self, request_id: str, sample_rate_hz: int) -> RequestRecord:
+        """Of one speech request, for its log line and its metrics."""
+        return RequestRecord(request_id, sample_rate_hz, report=self.metrics.ended)
 
 
 class SpeechCall(Response):
@@ -72,8 +78,9 @@ class SpeechCall(Response):
         self._codec = model.frontend.config.codec
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with RequestRecord(self._request_id, self._codec.sample_rate_hz) as record:
+        with self._parts.record(self._request_id, self._codec.sample_rate_hz) as record:
             body, clone = await self._read()
+            record.note(model=self._model.name)
             record.sample_rate_hz = self._codec.sample_rate_hz
             prepared = await prepare_speech(self._model, body, clone)
             note_prepared(record, self._model, body, prepared)
