@@ -11,8 +11,10 @@
     │  └─ InvalidReferenceAudio
     ├─ Overloaded                nobody's fault; carries retry_after_s
     ├─ FirstAudioTimeout         no audio by the deadline; what was started is freed
+    ├─ StreamLost                its engine died, and no other took it over in time
     ├─ StreamCancelled           the caller left; not an error to log
     └─ EngineFault               ours
+       ├─ EngineDown             the engine as a whole; another one may go on
        ├─ InvalidCodes
        └─ CheckpointMismatch     the files and the model disagree; stops the start
 
@@ -140,6 +142,18 @@ class FirstAudioTimeout(TTSError):
         return f"no audio within {self.timeout_s:g} s; the request was given up"
 
 
+class StreamLost(TTSError):
+    """The engine of a stream died, and no other took the stream over within `timeout_s`."""
+
+    def __init__(self, cause: str, timeout_s: float) -> None:
+        super().__init__(cause, timeout_s)
+        self.cause = cause
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"{self.cause}; nothing took the stream over within {self.timeout_s:g} s"
+
+
 class StreamCancelled(TTSError):
     """The consumer of a stream left before its end."""
 
@@ -147,6 +161,10 @@ class StreamCancelled(TTSError):
 # ---------------------------------------------------------------- ours
 class EngineFault(TTSError):
     """Something inside broke; the text is for the log, not for the client."""
+
+
+class EngineDown(EngineFault):
+    """An engine that has stopped or died, with every stream in it; none of them is to blame."""
 
 
 class InvalidCodes(EngineFault):

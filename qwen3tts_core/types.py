@@ -100,12 +100,32 @@ class ReferenceVoice:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Frames of an utterance whose audio has been sent: engines that get them go on after them.
+
+    codes: [F, G] int16, little endian, from frame 0. cuts: the frames of each chunk in which they
+    were sent, F together.
+    """
+
+    codes: bytes
+    cuts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert min(self.cuts, default=0) >= 1, "chunks with frames in them"
+
+    @property
+    def num_frames(self) -> int:
+        return sum(self.cuts)
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechRequest:
     """One utterance for the Talker, everything validated.
 
     seed: any int; only its lower 64 bits count. piece: index of the sentence within a long text.
-    max_frames: the most frames produced; reaching it finishes with "length".
+    max_frames: the most frames produced, those of `resume` included; reaching it finishes with "length".
     model: the served model's name, by which a codec that several share finds the right Talker.
+    resume: where an earlier chain of engines broke; this one goes on as if it had made those frames.
     """
 
     request_id: str
@@ -116,6 +136,7 @@ class SpeechRequest:
     piece: int = 0
     reference: ReferenceVoice | None = None
     model: str = ""
+    resume: Resume | None = None
 
     def __post_init__(self) -> None:
         if self.max_frames < 1:

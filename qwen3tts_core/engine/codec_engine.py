@@ -22,7 +22,7 @@ from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Pi
 from qwen3tts_core.engine.frame_checks import FrameChecks
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.tally import BATCH_ROWS, STEP_SECONDS, Tally
-from qwen3tts_core.errors import EngineFault, InvalidCodes, TTSError
+from qwen3tts_core.errors import EngineDown, EngineFault, InvalidCodes, TTSError
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
 from qwen3tts_core.model.codec_fused import PRECISIONS, FusedCodecDecoder
 from qwen3tts_core.ops.select import Backend, select_backend
@@ -107,7 +107,7 @@ class CodecEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop after the batch in flight; streams still open get an EngineFault."""
+        """End the loop after the batch in flight; streams still open get an EngineDown."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -212,9 +212,9 @@ class CodecEngine:
 
     def _raise_if_down(self) -> None:
         if self._death is not None:
-            raise EngineFault(f"the codec's loop died: {self._death!r}")
+            raise EngineDown(f"the codec's loop died: {self._death!r}")
         if self._stopping:
-            raise EngineFault("the codec is stopped")
+            raise EngineDown("the codec is stopped")
 
     def _work(self, stream: CodecStream, frames: FrameBatch) -> Work:
         """What these frames are to the loop: codes to decode, or an error to hand out in their place."""
@@ -231,7 +231,7 @@ class CodecEngine:
 
     # ------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
-        last_words = EngineFault("the codec is stopped")
+        last_words = EngineDown("the codec is stopped")
         try:
             self._enter_thread()
             while self._wait_for_work():
@@ -240,7 +240,7 @@ class CodecEngine:
             logger.exception("the codec's loop died")
             with self._wake:
                 self._death = error
-            last_words = EngineFault(f"the codec's loop died: {error!r}")
+            last_words = EngineDown(f"the codec's loop died: {error!r}")
         with self._wake:
             for stream in self._scheduler.streams():
                 stream.is_in_flight = False

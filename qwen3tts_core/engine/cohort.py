@@ -23,21 +23,28 @@ _PRUNE_AT = 256  # steps kept before those that nobody needs any more are droppe
 
 @dataclass(slots=True)
 class FrameStream:
-    """One request's frames that haven't left yet, and how many leave together next."""
+    """One request's frames that haven't left yet, and how many leave together next.
+
+    num_replayed: how many of the next frames have been sent by another engine, and are dropped here.
+    """
 
     sizes: Iterator[int]
     chunk_frames: int
     placed: Placed | None = None
     first_frame: int = 0
+    num_replayed: int = 0
     num_waiting: int = 0
     waiting: list[NDArray[np.int16]] = field(default_factory=list)
 
     @property
     def num_missing(self) -> int:
-        return self.chunk_frames - self.num_waiting
+        return self.num_replayed + self.chunk_frames - self.num_waiting
 
     def add(self, frames: NDArray[np.int16]) -> None:
         """frames: [F, G]."""
+        if self.num_replayed:
+            num_old = min(self.num_replayed, len(frames))
+            frames, self.num_replayed = frames[num_old:], self.num_replayed - num_old
         if len(frames):
             self.waiting.append(frames)
             self.num_waiting += len(frames)

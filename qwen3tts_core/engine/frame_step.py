@@ -63,6 +63,9 @@ def decode_frame(
         ops,
         lambda logits, group, inputs: ops.draw_next(logits, rest, noise, group, inputs),
     )
+    if state.steps_through_old_frames:
+        codes = _replayed_or(codes, state, rows, slots)
+        first_codes = codes[:, 0]
 
     state.input_rows[rows] = talker.frame_embeddings(codes) + _text_rows(talker, state, rows, slots)
     state.seen[rows, first_codes] = torch.ones_like(active)  # a device value: a capture can copy no scalar
@@ -85,6 +88,13 @@ def _layout(
     page_table = torch.where(active[:, None], state.page_table[rows], trash_page)
     page = page_table.gather(1, (positions // page_size)[:, None])[:, 0]
     return DecodeLayout(positions, page * page_size + positions % page_size, page_table)
+
+
+def _replayed_or(codes: Tensor, state: SlotState, rows: Tensor, slots: SlotRows) -> Tensor:
+    """The frame that the stream has at this place already, else the one just drawn."""
+    frame = slots.column("frame")
+    old = state.replayed[rows, frame.clamp(max=state.replayed.shape[1] - 1)].to(codes.dtype)
+    return torch.where((frame < slots.column("num_replayed"))[:, None], old, codes)
 
 
 def _text_rows(talker: Talker, state: SlotState, rows: Tensor, slots: SlotRows) -> Tensor:

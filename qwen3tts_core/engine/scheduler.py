@@ -3,7 +3,8 @@
     waiting ──admit──> prefilling ──whole prompt cached──> running ──finish or cancel──> gone
 
 Admission is first come, first served: a request that doesn't fit waits at the head, and nobody
-overtakes it. A slot or a page is handed on only by `release`.
+overtakes it, but streams that another engine began: somebody is listening to those. A slot or a page
+is handed on only by `release`.
 """
 
 from __future__ import annotations
@@ -13,23 +14,28 @@ from dataclasses import dataclass
 
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.pages import PagePool
-from qwen3tts_core.errors import InvalidRequest, Overloaded, TextTooLong
+from qwen3tts_core.errors import InvalidCodes, InvalidRequest, Overloaded, TextTooLong
 from qwen3tts_core.types import SpeechRequest
 
 
 @dataclass(slots=True)
 class Placed:
-    """An admitted request. num_cached: prompt rows that are in its pages."""
+    """An admitted request.
+
+    num_rows: the prompt's, and those that follow from frames made elsewhere. num_cached: how many of
+    them are in its pages.
+    """
 
     request: SpeechRequest
     slot: int
     pages: list[int]
+    num_rows: int
     num_cached: int = 0
 
     @property
     def num_prefill(self) -> int:
-        """All prompt rows but the last, which is the first decode step's input."""
-        return self.request.plan.num_rows - 1
+        """All rows but the last, which is the first decode step's input."""
+        return self.num_rows - 1
 
     @property
     def can_decode(self) -> bool:
@@ -96,6 +102,10 @@ class Scheduler:
                 f"the limit is {limit - prompt + 1:,}",
                 "max_new_tokens",
             )
+        if request.resume is not None and request.resume.num_frames >= request.max_frames:
+            raise InvalidCodes(
+                f"{request.resume.num_frames} frames to resume after; the request ends at {request.max_frames}"
+            )
         if self.config.pages_for(positions) > self.pages.num_pages:
             raise InvalidRequest(
                 f"prompt and max_new_tokens need {self.config.pages_for(positions):,} KV pages, "
@@ -107,7 +117,10 @@ class Scheduler:
         """Raises Overloaded when every slot is taken and the queue is full."""
         if len(self._waiting) - len(self._free_slots) >= self.config.max_queued:
             raise Overloaded(f"{self.config.num_slots} streams are running and {len(self._waiting)} wait")
-        self._waiting.append(request)
+        if request.resume is None:
+            self._waiting.append(request)
+        else:
+            self._waiting.insert(sum(other.resume is not None for other in self._waiting), request)
 
     def admit(self) -> list[Placed]:
         """Move as many waiting requests into slots as fit, in order."""
@@ -118,7 +131,7 @@ class Scheduler:
             if pages is None:
                 break
             self._waiting.popleft()
-            placed = Placed(request, self._free_slots.pop(), pages)
+            placed = Placed(request, self._free_slots.pop(), pages, self._num_rows(request))
             self._placed[request.request_id] = self._prefilling[request.request_id] = placed
             admitted.append(placed)
         return admitted
@@ -157,6 +170,12 @@ class Scheduler:
                 self._waiting.remove(request)
                 return True
         return False
+
+    def _num_rows(self, request: SpeechRequest) -> int:
+        """Rows to prefill and the one to begin with. Deterministic mode steps through old frames instead."""
+        if request.resume is None or self.config.deterministic:
+            return request.plan.num_rows
+        return request.plan.num_rows + request.resume.num_frames
 
     def _num_positions(self, request: SpeechRequest) -> int:
         """Prompt, then one input per frame but the last, whose input nobody needs."""

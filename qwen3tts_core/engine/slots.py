@@ -23,6 +23,7 @@ _INTS = (
     "seed",
     "piece",
     "num_trailing",
+    "num_replayed",
     "sample",
     "top_k",
     "sub_sample",
@@ -39,7 +40,8 @@ class SlotState:
 
     ints: [S, len(_INTS)] int64; floats: [S, len(_FLOATS)] float32. input_rows: [S, D], what the
     next decode step feeds. seen: [S, V] bool, group-0 codes drawn so far. trailing_ids: [S,
-    max_positions] int32. page_table: [S, P] int64.
+    max_positions] int32. page_table: [S, P] int64. replayed: [S, max_positions, G] int16, frames that a
+    stream steps through before it draws its own; deterministic mode alone has any, else [S, 0, G].
     """
 
     ints: Tensor
@@ -48,6 +50,7 @@ class SlotState:
     seen: Tensor
     trailing_ids: Tensor
     page_table: Tensor
+    replayed: Tensor
 
     @classmethod
     def empty(
@@ -56,6 +59,7 @@ class SlotState:
         *,
         width: int,
         vocab_size: int,
+        num_groups: int,
         trash_page: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -71,23 +75,49 @@ class SlotState:
             page_table=torch.full(
                 (rows, config.pages_for(config.max_positions)), trash_page, dtype=torch.int64, device=device
             ),
+            replayed=torch.zeros(
+                rows,
+                config.max_positions if config.deterministic else 0,
+                num_groups,
+                dtype=torch.int16,
+                device=device,
+            ),
         )
 
     @property
     def padding_slot(self) -> int:
         return len(self.ints) - 1
 
-    def admit(self, slot: int, request: SpeechRequest, pages: list[int], last_prompt_row: Tensor) -> None:
-        """Write one request's row. Its first step's input is the last row of its prompt."""
+    @property
+    def steps_through_old_frames(self) -> bool:
+        """Whether a resumed stream's frames are fed to the decode step, or prefilled."""
+        return self.replayed.shape[1] > 0
+
+    def admit(
+        self,
+        slot: int,
+        request: SpeechRequest,
+        pages: list[int],
+        last_row: Tensor,
+        old_codes: Tensor | None = None,
+    ) -> None:
+        """Write one request's row. last_row: the first step's input, of the prompt or after a prefilled frame.
+
+        old_codes: [F, G] int64, the frames to go on after; the state is that of a stream that drew them.
+        """
         plan, sampling = request.plan, request.sampling
+        num_old = 0 if old_codes is None else len(old_codes)
+        num_replayed = num_old if self.steps_through_old_frames else 0
+        num_prefilled = num_old - num_replayed
         ints = {
-            "position": plan.num_rows - 1,
-            "frame": 0,
+            "position": plan.num_rows - 1 + num_prefilled,
+            "frame": num_prefilled,
             "frame_limit": request.max_frames,
             "active": 1,
             "seed": _signed64(request.seed),
             "piece": request.piece,
             "num_trailing": len(plan.trailing_ids),
+            "num_replayed": num_replayed,
             "sample": sampling.talker.do_sample,
             "top_k": sampling.talker.top_k,
             "sub_sample": sampling.subtalker.do_sample,
@@ -102,8 +132,11 @@ class SlotState:
         }
         self.ints[slot] = torch.tensor([int(ints[name]) for name in _INTS])
         self.floats[slot] = torch.tensor([floats[name] for name in _FLOATS])
-        self.input_rows[slot] = last_prompt_row
+        self.input_rows[slot] = last_row
         self.seen[slot] = False
+        if old_codes is not None:
+            self.replayed[slot, :num_replayed] = old_codes[:num_replayed].short()
+            self.seen[slot, old_codes[:num_prefilled, 0]] = True
         if plan.trailing_ids:
             trailing = torch.tensor(plan.trailing_ids, dtype=torch.int32)
             self.trailing_ids[slot, : len(trailing)] = trailing

@@ -26,7 +26,7 @@ from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
 from qwen3tts_core.engine.talker_runner import PendingStep, TalkerRunner
 from qwen3tts_core.engine.tally import STEP_SECONDS, Tally
-from qwen3tts_core.errors import EngineFault, TTSError
+from qwen3tts_core.errors import EngineDown, EngineFault, TTSError
 from qwen3tts_core.model.talker import open_talker
 from qwen3tts_core.ops.select import select_backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -41,7 +41,7 @@ _FINISHES: dict[int, FinishReason | None] = {FRAME: None, STOP: "stop", FRAME_AN
 
 @dataclass(frozen=True, slots=True)
 class TalkerStats:
-    """A snapshot; the last five count since the start."""
+    """A snapshot; the last five count since the start, frames stepped through again included."""
 
     num_running: int
     num_waiting: int
@@ -106,25 +106,24 @@ class TalkerEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop; streams still open get an EngineFault."""
+        """End the loop; streams still open get an EngineDown."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.ident is None:  # never started: nobody else will tell them
-            self._fail_all(EngineFault("the talker is stopped"))
+            self._fail_all(EngineDown("the talker is stopped"))
         else:
             self._thread.join()
 
     def submit(self, request: SpeechRequest) -> None:
-        """Queue a request. Raises Overloaded, InvalidRequest, or EngineFault when the loop is dead."""
+        """Queue a request. Raises Overloaded, InvalidRequest, InvalidCodes, or EngineDown when the loop is dead."""
         self._scheduler.check(request)
         with self._wake:
             self._raise_if_dead()
             if request.request_id in self._streams:
                 raise EngineFault(f"request id {request.request_id!r} is already running")
             self._scheduler.enqueue(request)
-            sizes = self._ramp.sizes()
-            self._streams[request.request_id] = FrameStream(sizes, next(sizes))
+            self._streams[request.request_id] = self._new_stream(request)
             self._num_requests += 1
             self._wake.notify()
 
@@ -168,11 +167,22 @@ class TalkerEngine:
                 step_seconds=self._step_seconds.counts(),
             )
 
+    def _new_stream(self, request: SpeechRequest) -> FrameStream:
+        """One that was begun elsewhere goes on at its frame, and at its place in the ramp."""
+        if request.resume is None:
+            sizes = self._ramp.sizes()
+            return FrameStream(sizes, next(sizes))
+        sizes, num_frames = self._ramp.sizes(len(request.resume.cuts)), request.resume.num_frames
+        stream = FrameStream(sizes, next(sizes), first_frame=num_frames)
+        if self._scheduler.config.deterministic:
+            stream.num_replayed = num_frames
+        return stream
+
     def _raise_if_dead(self) -> None:
         if self._fault is not None:
-            raise EngineFault(f"the talker's loop died: {self._fault!r}")
+            raise EngineDown(f"the talker's loop died: {self._fault!r}")
         if self._stopping:
-            raise EngineFault("the talker is stopped")
+            raise EngineDown("the talker is stopped")
 
     # ------------------------------------------------------------ the engine's thread
     def _run(self) -> None:
@@ -180,12 +190,12 @@ class TalkerEngine:
             self._runner.enter_thread()
             while self._turn():
                 pass
-            self._fail_all(EngineFault("the talker is stopped"))
+            self._fail_all(EngineDown("the talker is stopped"))
         except BaseException as error:
             logger.exception("the talker's loop died")
             with self._wake:
                 self._fault = error
-            self._fail_all(EngineFault(f"the talker's loop died: {error!r}"))
+            self._fail_all(EngineDown(f"the talker's loop died: {error!r}"))
 
     def _turn(self) -> bool:
         """One round of the loop; False once it should end."""
@@ -295,7 +305,7 @@ class TalkerEngine:
             self._runner.forget(placed.slot)
         self._scheduler.release(request_id)
 
-    def _fail_all(self, error: EngineFault) -> None:
+    def _fail_all(self, error: EngineDown) -> None:
         with self._wake:
             for request_id in self._streams:
                 self._outbox.put(request_id, error)

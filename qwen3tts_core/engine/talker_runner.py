@@ -18,6 +18,7 @@ from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.frame_step import decode_frame
 from qwen3tts_core.engine.scheduler import Placed, PrefillPiece
 from qwen3tts_core.engine.slots import SlotState
+from qwen3tts_core.errors import InvalidCodes
 from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.interface import Launch, LayerKV, PendingTransfer, PrefillLayout, PrefillSequence
 from qwen3tts_core.ops.select import Backend
@@ -154,6 +155,7 @@ class TalkerRunner:
             config,
             width=talker.width,
             vocab_size=talker.config.talker.vocab_size,
+            num_groups=talker.config.talker.num_code_groups,
             trash_page=self.trash_page,
             device=talker.device,
             dtype=talker.dtype,
@@ -189,9 +191,19 @@ class TalkerRunner:
 
     @torch.inference_mode()
     def admit(self, placed: Placed) -> None:
-        """Build the prompt's rows and the slot's state. Raises InvalidRequest for an unfitting voice."""
-        rows = self.talker.prompt_rows(placed.request.plan, placed.request.reference)
-        self.state.admit(placed.slot, placed.request, placed.pages, rows[-1])
+        """Build the rows to prefill and the slot's state.
+
+        Raises InvalidRequest for an unfitting voice, InvalidCodes for frames that can't be resumed after.
+        """
+        request, old_codes = placed.request, None
+        rows = self.talker.prompt_rows(request.plan, request.reference)
+        if request.resume is not None:
+            old_codes = self.talker.frame_codes(request.resume.codes)
+            if len(old_codes) != request.resume.num_frames:
+                raise InvalidCodes(f"{request.resume.num_frames} frames announced, {len(old_codes)} sent")
+            if placed.num_rows > len(rows):
+                rows = torch.cat([rows, self.talker.frame_rows(request.plan, old_codes)])
+        self.state.admit(placed.slot, request, placed.pages, rows[-1], old_codes)
         self._prompts[placed.slot] = rows
 
     @torch.inference_mode()

@@ -125,6 +125,12 @@ class Talker(nn.Module):
             rows[plan.reference_row : plan.reference_row + len(frames)] += frames
         return rows
 
+    def frame_rows(self, plan: PrefillPlan, codes: Tensor) -> Tensor:
+        """What the talker reads after each frame from frame 0 on: [F, G] -> [F, D]. Spec 2.3."""
+        num_text = min(len(plan.trailing_ids), len(codes))
+        pads = [self.config.tts_pad_id] * (len(codes) - num_text)
+        return self.frame_embeddings(codes) + self.text_features([*plan.trailing_ids[:num_text], *pads])
+
     def _check_ids(self, plan: PrefillPlan) -> None:
         """A lookup beyond a table would end every stream of a GPU, not just this one."""
         talker = self.config.talker
@@ -149,14 +155,19 @@ class Talker(nn.Module):
 
     def reference_codes(self, reference: ReferenceVoice) -> Tensor:
         """[F, G] int64 on the device. Raises InvalidRequest for codes that this checkpoint doesn't have."""
+        try:
+            return self.frame_codes(reference.codes)
+        except InvalidCodes as error:
+            raise InvalidRequest(f"the voice's {error}", "voice") from None
+
+    def frame_codes(self, data: bytes) -> Tensor:
+        """Frames from [F, G] int16, little endian: [F, G] int64 on the device. Raises InvalidCodes."""
         groups, size = self.config.talker.num_code_groups, self.config.code_predictor.codebook_size
-        is_whole = len(reference.codes) % (2 * groups) == 0
-        codes = np.frombuffer(reference.codes, dtype="<i2") if is_whole else np.empty(0, "<i2")
+        is_whole = len(data) % (2 * groups) == 0
+        codes = np.frombuffer(data, dtype="<i2") if is_whole else np.empty(0, "<i2")
         # Looked up unchecked, a wrong code would take the engine's thread, or the device, with it.
         if not is_whole or (codes.size and not 0 <= codes.min() <= codes.max() < size):
-            raise InvalidRequest(
-                f"the voice's codes aren't frames of {groups} code groups in [0, {size})", "voice"
-            )
+            raise InvalidCodes(f"codes aren't frames of {groups} code groups in [0, {size})")
         return torch.from_numpy(codes.astype(np.int64).reshape(-1, groups)).to(self.device)
 
     # ------------------------------------------------------------ passes

@@ -25,8 +25,9 @@ class ChunkRamp:
         """Frames of chunk `index`, counted from 0."""
         return self.ramp[index] if index < len(self.ramp) else self.steady
 
-    def sizes(self) -> Iterator[int]:
-        yield from self.ramp
+    def sizes(self, first: int = 0) -> Iterator[int]:
+        """From chunk `first` on, without end."""
+        yield from self.ramp[first:]
         while True:
             yield self.steady
 

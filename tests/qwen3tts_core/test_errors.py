@@ -18,8 +18,10 @@ EXAMPLES = {
     "InvalidReferenceAudio": ("the clip is silent", "ref_audio"),
     "Overloaded": ("the talker is full", 2.5),
     "FirstAudioTimeout": (30.0,),
+    "StreamLost": ("its codec died", 60.0),
     "StreamCancelled": (),
     "EngineFault": ("page table is full",),
+    "EngineDown": ("the talker is stopped",),
     "InvalidCodes": ("code 4096 is beyond 2047",),
     "CheckpointMismatch": ("folder", ("a: missing", "b: in the file, but nothing uses it")),
 }

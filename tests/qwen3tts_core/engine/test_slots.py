@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,16 +12,21 @@ WIDTH, VOCAB, TRASH = 6, 32, 99
 CONFIG = TalkerEngineConfig(num_slots=3, page_size=4, max_positions=24)
 
 
-@pytest.fixture
-def state():
+def empty(config=CONFIG):
     return SlotState.empty(
-        CONFIG,
+        config,
         width=WIDTH,
         vocab_size=VOCAB,
+        num_groups=4,
         trash_page=TRASH,
         device=torch.device("cpu"),
         dtype=torch.float32,
     )
+
+
+@pytest.fixture
+def state():
+    return empty()
 
 
 def tensors(state):
@@ -34,14 +41,17 @@ def only(slot):
     return torch.tensor([slot])
 
 
-def test_admission_writes_one_row_and_no_other(state):
+@pytest.mark.parametrize("config", [CONFIG, replace(CONFIG, deterministic=True)])
+def test_admission_writes_one_row_and_no_other(config):
+    state = empty(config)
     for tensor in tensors(state).values():  # a recognisable something everywhere
         tensor.copy_(torch.arange(tensor.numel()).view(tensor.shape) % 2)
     before = snapshot(state)
-    state.admit(1, make_request("a", rows=7, trailing=3), [4, 5], torch.full((WIDTH,), 0.5))
+    old_codes = torch.full((5, 4), 9)
+    state.admit(1, make_request("a", rows=7, trailing=3), [4, 5], torch.full((WIDTH,), 0.5), old_codes)
     for name, tensor in tensors(state).items():
         assert torch.equal(tensor[[0, 2, 3]], before[name][[0, 2, 3]]), name
-        assert not torch.equal(tensor[1], before[name][1]), name
+        assert not torch.equal(tensor[1], before[name][1]) or not tensor.numel(), name
 
 
 def test_a_request_starts_at_the_end_of_its_prompt(state):
@@ -54,10 +64,27 @@ def test_a_request_starts_at_the_end_of_its_prompt(state):
     assert state.page_table[2, :3].tolist() == [8, 2, 6]
 
 
+def test_a_resumed_request_starts_after_its_frames_as_if_it_had_drawn_them(state):
+    plan, codes = make_plan(7, num_trailing=3), torch.tensor([[4, 9, 9, 9], [8, 7, 6, 5], [4, 9, 9, 9]])
+    state.admit(2, make_request("a", plan=plan, frames=11), [8, 2, 6], torch.arange(6.0), codes)
+    expected = {"position": 9, "frame": 3, "frame_limit": 11, "num_replayed": 0}
+    assert {name: int(state.read(only(2)).column(name)) for name in expected} == expected
+    assert state.seen[2].nonzero()[:, 0].tolist() == [4, 8]
+
+
+def test_in_deterministic_mode_it_starts_at_its_prompt_and_has_its_frames_at_hand():
+    state = empty(replace(CONFIG, deterministic=True))
+    plan, codes = make_plan(7, num_trailing=3), torch.tensor([[4, 9, 9, 9], [8, 7, 6, 5], [4, 9, 9, 9]])
+    state.admit(2, make_request("a", plan=plan, frames=11), [8, 2, 6], torch.arange(6.0), codes)
+    expected = {"position": 6, "frame": 0, "frame_limit": 11, "num_replayed": 3}
+    assert {name: int(state.read(only(2)).column(name)) for name in expected} == expected
+    assert not state.seen[2].any()
+    assert torch.equal(state.replayed[2, :3].long(), codes)
+
+
 def test_nothing_of_the_request_before_is_left(state):
-    state.admit(
-        0, make_request("a", trailing=9, frames=3, seed=5, sampling=Sampling()), [1], torch.ones(WIDTH)
-    )
+    old = make_request("a", trailing=9, frames=3, seed=5, sampling=Sampling())
+    state.admit(0, old, [1], torch.ones(WIDTH), torch.ones(2, 4, dtype=torch.int64))
     state.seen[0] = True
     slots = state.read(only(0))
     slots.column("frame").copy_(only(3))
@@ -65,14 +92,7 @@ def test_nothing_of_the_request_before_is_left(state):
     state.write(only(0), slots)
     request = make_request("b", trailing=2, frames=8)
     state.admit(0, request, [1], torch.ones(WIDTH))
-    fresh = SlotState.empty(
-        CONFIG,
-        width=WIDTH,
-        vocab_size=VOCAB,
-        trash_page=TRASH,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-    )
+    fresh = empty()
     fresh.admit(0, request, [1], torch.ones(WIDTH))
     for name in ("ints", "floats", "seen", "input_rows"):
         assert torch.equal(getattr(state, name)[0], getattr(fresh, name)[0]), name
