@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from qwen3tts_core.engine.memo import MemoStats
+
 V = TypeVar("V")
 
 
@@ -26,14 +28,28 @@ class AsyncMemo(Generic[V]):
         self._kept: OrderedDict[str, V] = OrderedDict()
         self._running: dict[str, asyncio.Task[V]] = {}
         self.num_bytes = 0
+        self._num_hits = self._num_joined = self._num_runs = 0
+
+    def stats(self) -> MemoStats:
+        return MemoStats(
+            num_hits=self._num_hits,
+            num_joined=self._num_joined,
+            num_runs=self._num_runs,
+            num_entries=len(self._kept),
+            num_bytes=self.num_bytes,
+        )
 
     async def get(self, key: str, compute: Callable[[], Coroutine[Any, Any, V]]) -> V:
         """The value of `key`: remembered, awaited with others, or computed. Raises what `compute` raises."""
         if key in self._kept:
             self._kept.move_to_end(key)
+            self._num_hits += 1
             return self._kept[key]
         task = self._running.get(key)
-        if task is None:
+        if task is not None:
+            self._num_joined += 1
+        else:
+            self._num_runs += 1
             task = self._running[key] = asyncio.create_task(self._run(key, compute))
             task.add_done_callback(_see_its_error)
         return await asyncio.shield(task)

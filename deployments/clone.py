@@ -23,6 +23,7 @@ from deployments.schemas import SpeechBody
 from deployments.tasks import missing_transcript
 from qwen3tts_core.audio.clip import ReferenceClip
 from qwen3tts_core.audio.voice_store import StoredVoice, VoiceRecord, VoiceStore
+from qwen3tts_core.engine.memo import MemoStats
 from qwen3tts_core.errors import InvalidReferenceAudio, UnknownVoice
 from qwen3tts_core.types import ReferenceVoice
 
@@ -40,6 +41,10 @@ class ClipEncoder:
         self._ask_fingerprint: Ask = bind_ask(handle, "fingerprint")
         self._fingerprint: str | None = None
         self._memo: AsyncMemo[ReferenceVoice] = AsyncMemo(memo_bytes, _size_of)
+
+    def memory(self) -> MemoStats:
+        """How the voices asked for were found."""
+        return self._memo.stats()
 
     async def encode_file(self, data: bytes, in_context: bool) -> ReferenceVoice:
         """The voice of an audio file. Raises InvalidReferenceAudio."""

@@ -18,6 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from deployments.engine_metrics import CODEC_TABLE, start_publishing
+from deployments.exported import RaySink
 from deployments.handles import StartStream, Transport, bind_stream, root_cause
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
@@ -95,6 +97,7 @@ class Codec:
         self._load = StreamLoad(settings.engine.num_rows, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
+        self._publishing = start_publishing(self._engine.stats, CODEC_TABLE, RaySink())
         logger.info("codec ready: %s, frames by %s", settings, talker_transport)
 
     async def decode(self, request: SpeechRequest) -> AsyncIterator[bytes]:

@@ -28,6 +28,8 @@ from deployments.catalogue import describe_model, describe_voice, describe_voice
 from deployments.clone import ClipEncoder, VoiceCloner
 from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.edge import Edge, request_id_of
+from deployments.engine_metrics import memory_table, start_publishing
+from deployments.exported import RaySink
 from deployments.frontend import Frontend
 from deployments.handles import Transport, bind_ask, bind_stream
 from deployments.http_errors import describe
@@ -36,6 +38,7 @@ from deployments.openapi import api_document
 from deployments.page_files import PAGE_PATHS, PageFiles
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
+from deployments.request_metrics import RequestMetrics
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import COLD_START_S, Sleepers
 from deployments.speech import SpeechCall, SpeechParts
@@ -94,6 +97,7 @@ class Ingress:
     ) -> None:
         """handles: of every deployment of the app, by its name."""
         send_logs_to_stderr()
+        self._sink = RaySink()
         _warn_without_uvloop()
         warn_of_missing_formats()
         frontends = [
@@ -133,6 +137,7 @@ class Ingress:
             self._aliases,
             settings.first_audio_timeout_s,
             self._sleepers,
+            RequestMetrics(self._sink, [model.model_name for model in settings.models]),
         )
         self._api_key_hashes = settings.api_key_hashes
         self._page = PageFiles()
@@ -150,6 +155,8 @@ class Ingress:
         store = VoiceStore(settings.voices_folder, [*built_in, *self._aliases], settings.max_voices)
         check_no_upload_is_hidden(self._aliases, [record.name for record in store.records()])
         self._voices = NamedVoices(store, next(iter(encoders.values())), settings.fetch.max_bytes)
+        memories = [encoder.memory for encoder in encoders.values()]
+        self._publishing = [start_publishing(memory, memory_table("ingress"), self._sink) for memory in memories]
         return {name: VoiceCloner(encoder, fetcher, store) for name, encoder in encoders.items()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:

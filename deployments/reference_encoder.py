@@ -10,15 +10,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from deployments.engine_metrics import memory_table, start_publishing
+from deployments.exported import RaySink
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import StreamLoad
 from qwen3tts_core.audio.clip import ReferenceClip, ReferenceLimits, read_clip
+from qwen3tts_core.errors import EngineFault
 from qwen3tts_core.types import ReferenceVoice
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_THREADS = 2
 """Clips in work at once: the device takes one at a time, and the next is decoded meanwhile."""
+_STUCK_AFTER_S = 120.0  # a clip of 30 s takes a slow CPU a few seconds, those before it included
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +86,19 @@ def open_engine(settings: EncoderSettings) -> ReferenceEncoderLike:
 class ReferenceEncoder:
     """Ready when its constructor returns."""
 
-    def __init__(self, settings: EncoderSettings, open_encoder: OpenEncoder = open_engine) -> None:
+    def __init__(
+        self,
+        settings: EncoderSettings,
+        open_encoder: OpenEncoder = open_engine,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         send_logs_to_stderr()
         self._limits = settings.limits
         self._encoder = open_encoder(settings)
         self._load = StreamLoad(_NUM_THREADS)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "reference-encoder")
+        self._clock, self._began_at = clock, dict[object, float]()
+        self._publishing = start_publishing(self._encoder.stats, memory_table("encoder"), RaySink())
         logger.info("reference encoder ready: %s", settings)
 
     async def encode(
@@ -101,19 +114,30 @@ class ReferenceEncoder:
             return await loop.run_in_executor(self._threads, self._encode, clip, in_context, keep_clip)
 
     def _encode(self, clip: bytes | ReferenceClip, in_context: bool, keep_clip: bool) -> EncodedVoice:
-        if isinstance(clip, bytes):
-            clip = read_clip(clip, self._limits)
-        voice = self._encoder.encode(clip, in_context)
-        encoder = self._encoder
+        call, encoder = object(), self._encoder
+        self._began_at[call] = self._clock()
+        try:
+            if isinstance(clip, bytes):
+                clip = read_clip(clip, self._limits)
+            voice = encoder.encode(clip, in_context)
+        finally:
+            del self._began_at[call]
         return EncodedVoice(voice, encoder.num_groups, encoder.fingerprint, clip if keep_clip else None)
 
     async def fingerprint(self) -> str:
         """Names the weights; voices that were encoded with equal ones are the same."""
         return self._encoder.fingerprint
 
+    def check_health(self) -> None:
+        """Called by Serve: raises EngineFault when a worker thread hangs in a clip."""
+        oldest = min(list(self._began_at.values()), default=math.inf)
+        if (hung_s := self._clock() - oldest) > _STUCK_AFTER_S:
+            raise EngineFault(f"a clip has been in work for {hung_s:.0f} s")
+
     async def ready(self, stay_s: float = 0.0) -> bool:
-        """Called by the ingress, which hears of a death by the call that is here."""
+        """Called by the ingress, which hears of a death by the call that is here; raises as `check_health` does."""
         await asyncio.sleep(stay_s)
+        self.check_health()
         return True
 
     def record_autoscaling_stats(self) -> dict[str, float]:

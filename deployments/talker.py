@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from deployments.engine_metrics import TALKER_TABLE, start_publishing
+from deployments.exported import RaySink
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, StreamLoad
 from qwen3tts_core.config import TalkerEngineConfig
@@ -85,6 +87,7 @@ class Talker:
         self._load = StreamLoad(settings.engine.num_slots, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
+        self._publishing = start_publishing(self._engine.stats, TALKER_TABLE, RaySink())
         logger.info("talker ready: %s", settings)
 
     async def generate(self, request: SpeechRequest) -> AsyncIterator[bytes]:
