@@ -13,10 +13,10 @@ def player_of(*writes):
 
 
 def test_audio_that_comes_in_time_is_no_wait():
-    player = player_of((10.0, 0.08), (10.08, 0.32), (10.3, 0.96))
+    player = player_of((10.0, 0.08), (10.0625, 0.32), (10.3, 0.96))
     assert player.waited_s == 0
     assert not player.has_underrun
-    assert player.gaps_s == pytest.approx([0.08, 0.22])
+    assert player.gaps_s == pytest.approx([0.0625, 0.2375])
 
 
 def test_an_underrun_is_a_wait_of_more_than_a_tenth_of_a_second():
