@@ -97,7 +97,7 @@ class Codec:
         self._load = StreamLoad(settings.engine.num_rows, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
-        self._publishing = start_publishing(self._engine.stats, CODEC_TABLE, RaySink())
+        start_publishing(self._engine.stats, CODEC_TABLE, RaySink())
         logger.info("codec ready: %s, frames by %s", settings, talker_transport)
 
     async def decode(self, request: SpeechRequest) -> AsyncIterator[bytes]:

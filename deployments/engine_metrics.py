@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,8 +45,6 @@ from deployments.exported import (
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 
@@ -122,15 +119,6 @@ class EnginePublisher:
         self._read, self._table, self._sink = read, table, sink
         self._seen: dict[tuple[str, object], float] = {}
 
-    async def run(self, period_s: float = PERIOD_S) -> None:
-        """Publish for ever. Run as a task; cancel to stop."""
-        while True:
-            try:
-                self.publish()
-            except Exception:  # noqa: BLE001 - a server without one second's metrics still speaks
-                logger.exception("publishing metrics failed")
-            await asyncio.sleep(period_s)
-
     def publish(self) -> None:
         stats = self._read()
         for field in dataclasses.fields(stats):
@@ -167,6 +155,14 @@ def _by_bound(counts: Sequence[int], bounds: Sequence[float]) -> dict[float, int
     return dict(zip((*bounds, 2 * bounds[-1]), counts, strict=True))
 
 
-def start_publishing(read: Callable[[], DataclassInstance], table: Table, sink: Sink) -> asyncio.Task[None]:
-    """On the running loop, until the loop ends or the task is cancelled. Keep the task: nobody else does."""
-    return asyncio.get_running_loop().create_task(EnginePublisher(read, table, sink).run())
+def start_publishing(
+    read: Callable[[], DataclassInstance], table: Table, sink: Sink, period_s: float = PERIOD_S
+) -> None:
+    """Now, and on the running loop again and again, as long as it runs."""
+    publisher, loop = EnginePublisher(read, table, sink), asyncio.get_running_loop()
+
+    def publish() -> None:
+        loop.call_later(period_s, publish)
+        publisher.publish()  # should it ever raise, the loop logs it, and the next second is another try
+
+    publish()

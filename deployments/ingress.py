@@ -155,8 +155,8 @@ class Ingress:
         store = VoiceStore(settings.voices_folder, [*built_in, *self._aliases], settings.max_voices)
         check_no_upload_is_hidden(self._aliases, [record.name for record in store.records()])
         self._voices = NamedVoices(store, next(iter(encoders.values())), settings.fetch.max_bytes)
-        memories = [encoder.memory for encoder in encoders.values()]
-        self._publishing = [start_publishing(memory, memory_table("ingress"), self._sink) for memory in memories]
+        for encoder in encoders.values():
+            start_publishing(encoder.memory, memory_table("ingress"), self._sink)
         return {name: VoiceCloner(encoder, fetcher, store) for name, encoder in encoders.items()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:

@@ -98,7 +98,7 @@ class ReferenceEncoder:
         self._load = StreamLoad(_NUM_THREADS)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, "reference-encoder")
         self._clock, self._began_at = clock, dict[object, float]()
-        self._publishing = start_publishing(self._encoder.stats, memory_table("encoder"), RaySink())
+        start_publishing(self._encoder.stats, memory_table("encoder"), RaySink())
         logger.info("reference encoder ready: %s", settings)
 
     async def encode(

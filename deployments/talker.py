@@ -87,7 +87,7 @@ class Talker:
         self._load = StreamLoad(settings.engine.num_slots, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
-        self._publishing = start_publishing(self._engine.stats, TALKER_TABLE, RaySink())
+        start_publishing(self._engine.stats, TALKER_TABLE, RaySink())
         logger.info("talker ready: %s", settings)
 
     async def generate(self, request: SpeechRequest) -> AsyncIterator[bytes]:
