@@ -10,7 +10,7 @@ milliseconds away, is there long before the seconds that were sent are played. N
 text holds one place in the engines like any other request, and its pieces are never batched with each other. That
 would flip the last bit of samples now and then (a batch's size shows in the rounding), and a whole response would
 differ from a streamed one. A later piece may be refused by a full server: the stream that runs already
-is worth waiting for a place. The first piece never waits.
+is worth waiting for a place. The first piece never waits, unless it goes on with what was said before.
 """
 
 from __future__ import annotations
@@ -74,65 +74,6 @@ async def join_pieces(
                 unfinished.cancel()
 
 
-class _Piece:
-    """One utterance in flight, from its start to its last chunk; checks what comes."""
-
-    def __init__(
-        self, start: StartStream, request: SpeechRequest, samples_per_frame: int, patience_s: float
-    ) -> None:
-        self._start, self._request, self._samples_per_frame = start, request, samples_per_frame
-        self._patience_s = patience_s
-        self._stream: ItemStream | None = None
-        self._opening: asyncio.Task[bytes] | None = None
-        self._num_frames = 0
-        self._is_over = False
-
-    def open_ahead(self) -> None:
-        """Start it now; its first item is awaited in the background, and kept until somebody asks."""
-        self._stream = self._start(self._request)
-        self._opening = asyncio.create_task(self._first_item(self._stream))
-
-    async def next_chunk(self) -> AudioChunk:
-        if self._opening is not None:
-            item, self._opening = await self._opening, None
-        elif self._stream is None:
-            item = await self._first_item(self._start(self._request))
-        else:
-            item = await _next_item(self._stream)
-        chunk = AudioChunk.from_bytes(item)
-        num_bytes = num_pcm_bytes(chunk.num_frames, self._samples_per_frame)
-        if chunk.first_frame != self._num_frames or len(chunk.pcm) != num_bytes:
-            raise EngineFault(
-                f"expected frame {self._num_frames} next with {num_bytes} bytes of PCM, "
-                f"got frame {chunk.first_frame} with {len(chunk.pcm)}"
-            )
-        self._num_frames += chunk.num_frames
-        self._is_over = chunk.finish is not None
-        return chunk
-
-    def cancel(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()  # if it has failed by now, nobody needs to hear of it: this says so, too
-        if self._stream is not None and not self._is_over:
-            self._stream.cancel()
-
-    async def _first_item(self, stream: ItemStream) -> bytes:
-        """Of the stream, or of another one as long as they are refused."""
-        clock = asyncio.get_running_loop().time
-        deadline, attempt = clock() + self._patience_s, 0
-        while True:
-            self._stream = stream
-            try:
-                return await _next_item(stream)
-            except Exception as error:
-                if not isinstance(root_cause(error), _REFUSALS) or clock() + _RETRY_S > deadline:
-                    raise
-            await asyncio.sleep(_RETRY_S)
-            attempt += 1  # an id of its own: the refused call may not have ended everywhere
-            name = f"{self._request.request_id}-{attempt}"
-            stream = self._start(dataclasses.replace(self._request, request_id=name))
-
-
 class _Total:
     """Counts frames on from piece to piece, and knows when all is said."""
 
@@ -161,10 +102,3 @@ def _first_frames(chunk: AudioChunk, num_frames: int) -> AudioChunk:
     return chunk._replace(
         num_frames=num_frames, pcm=chunk.pcm[:num_pcm], codes=chunk.codes[:num_codes], finish=None
     )
-
-
-async def _next_item(stream: ItemStream) -> bytes:
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:
-        raise EngineFault("the codec's stream ended without a finish") from None

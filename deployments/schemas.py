@@ -159,8 +159,11 @@ _NOUNS = {
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
-def as_invalid_request(error: ValidationError, whole: str = "the body") -> InvalidRequest:
-    """The first of its complaints, in words of ours. whole: what it is about when it is about no field."""
+def as_invalid_request(
+    error: ValidationError, whole: str = "the body", ranges: type[BaseModel] = SpeechBody
+) -> InvalidRequest:
+    """The first of its complaints, in words of ours. whole: what it is about when it is about no field;
+    ranges: whose fields' bounds are told."""
     first = error.errors(include_url=False)[0]
     kind, context = first["type"], first.get("ctx", {})
     if not first["loc"]:
@@ -179,16 +182,16 @@ def as_invalid_request(error: ValidationError, whole: str = "the body") -> Inval
         return InvalidRequest(f"{field} must be {expected}, got {got}", field)
     if kind in _NOUNS:
         return InvalidRequest(f"{field} must be {_NOUNS[kind]}, got {got}", field)
-    if kind in _BOUNDS and (accepted := _ranges().get(field)):
+    if kind in _BOUNDS and (accepted := _ranges(ranges).get(field)):
         return InvalidRequest(f"{field} must be {accepted}, got {got}", field)
     return InvalidRequest(f"{field}: {first['msg']}, got {got}", field)
 
 
 @cache
-def _ranges() -> dict[str, str]:
+def _ranges(model: type[BaseModel]) -> dict[str, str]:
     """Of each field that is a number: what it may be, in words."""
     found = {}
-    for field, described in SpeechBody.model_json_schema()["properties"].items():
+    for field, described in model.model_json_schema()["properties"].items():
         for spec in described.get("anyOf", [described]):
             bounds = [
                 f"{word} {_plain(spec[key])}"
