@@ -20,11 +20,15 @@ from starlette.responses import JSONResponse
 from deployments.handles import root_cause
 from qwen3tts_core.errors import (
     EncoderUnavailable,
+    EngineDown,
     FirstAudioTimeout,
     InvalidReferenceAudio,
     InvalidRequest,
     Overloaded,
+    SlowReader,
+    StorageFull,
     StreamCancelled,
+    StreamLost,
     TextTooLong,
     UnknownLanguage,
     UnknownModel,
@@ -59,7 +63,11 @@ _TABLE: dict[type[BaseException], _Row] = {
     BackPressureError: _Row(503, "server_error", "overloaded", _OVERLOADED_TEXT),
     DeploymentUnavailableError: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
     RayActorError: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
+    EngineDown: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
+    StreamLost: _Row(503, "server_error", "unavailable", _UNAVAILABLE_TEXT),
     FirstAudioTimeout: _Row(504, "server_error", "first_audio_timeout"),
+    StorageFull: _Row(507, "server_error", "storage_full"),
+    SlowReader: _Row(499, "server_error", "slow_reader"),
     StreamCancelled: _Row(499, "server_error", "cancelled", "the request was cancelled"),
     ClientDisconnect: _Row(499, "server_error", "cancelled", "the client left before its body was read"),
     # What Serve raises when a client that leaves has its calls cancelled; we cancel for no other reason.

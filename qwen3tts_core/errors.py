@@ -12,6 +12,8 @@
     ├─ Overloaded                nobody's fault; carries retry_after_s
     ├─ FirstAudioTimeout         no audio by the deadline; what was started is freed
     ├─ StreamLost                its engine died, and no other took it over in time
+    ├─ SlowReader                the client took nothing for too long; as if it had left
+    ├─ StorageFull               no room for an uploaded voice; nothing was kept
     ├─ StreamCancelled           the caller left; not an error to log
     └─ EngineFault               ours
        ├─ EngineDown             the engine as a whole; another one may go on
@@ -140,6 +142,25 @@ class FirstAudioTimeout(TTSError):
 
     def __str__(self) -> str:
         return f"no audio within {self.timeout_s:g} s; the request was given up"
+
+
+class SlowReader(TTSError):
+    """A client took nothing of its body for so long that it is taken for gone."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"the client took nothing for {self.timeout_s:g} s; its stream was dropped"
+
+
+class StorageFull(TTSError):
+    """The disk has no room for an uploaded voice; nothing of it was kept."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
 
 class StreamLost(TTSError):

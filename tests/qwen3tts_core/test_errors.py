@@ -18,6 +18,8 @@ EXAMPLES = {
     "InvalidReferenceAudio": ("the clip is silent", "ref_audio"),
     "Overloaded": ("the talker is full", 2.5),
     "FirstAudioTimeout": (30.0,),
+    "SlowReader": (60.0,),
+    "StorageFull": ("no room in the folder of voices",),
     "StreamLost": ("its codec died", 60.0),
     "StreamCancelled": (),
     "EngineFault": ("page table is full",),
