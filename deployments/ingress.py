@@ -26,6 +26,8 @@ from deployments.batch import BatchCall
 from deployments.bodies import SMALL_BODY_BYTES, BodyReader
 from deployments.catalogue import describe_model, describe_voice, describe_voices
 from deployments.clone import ClipEncoder, VoiceCloner
+from deployments.cluster_metrics import MEDIA_TYPE as METRICS_TYPE
+from deployments.cluster_metrics import ClusterMetrics, NoMetrics
 from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.edge import Edge, request_id_of
 from deployments.engine_metrics import memory_table, start_publishing
@@ -45,7 +47,7 @@ from deployments.speech import SpeechCall, SpeechParts
 from deployments.voice_aliases import VoiceAliases, check_no_upload_is_hidden
 from deployments.voices import NamedVoices
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
-from qwen3tts_core.errors import InvalidRequest, UnknownVoice
+from qwen3tts_core.errors import EngineFault, InvalidRequest, UnknownVoice
 from qwen3tts_core.model.checkpoint import resolve_checkpoint
 from qwen3tts_core.text.sentences import LongText
 
@@ -98,6 +100,8 @@ class Ingress:
         """handles: of every deployment of the app, by its name."""
         send_logs_to_stderr()
         self._sink = RaySink()
+        self._cluster_metrics = ClusterMetrics()
+        self._watching: list[asyncio.Task[None]] = []
         _warn_without_uvloop()
         warn_of_missing_formats()
         frontends = [
@@ -180,6 +184,7 @@ class Ingress:
         add("/v1/models", self.list_models, methods=["GET"])
         add("/v1/models/{model:path}", self.get_model, methods=["GET"])
         add("/health", self.health, methods=["GET"])
+        add("/metrics", self.metrics, methods=["GET"])
         index, folder = PAGE_PATHS
         add(index, self.page, methods=["GET", "HEAD"], include_in_schema=False)
         add(folder + "{name:path}", self.page_file, methods=["GET", "HEAD"], include_in_schema=False)
@@ -187,13 +192,22 @@ class Ingress:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        watching = [asyncio.create_task(watch()) for watch in (self._readiness.watch, self._sleepers.watch)]
+        self._watching = [
+            asyncio.create_task(watch(), name=name)
+            for name, watch in {"readiness": self._readiness.watch, "sleepers": self._sleepers.watch}.items()
+        ]
         try:
             yield
         finally:
-            for task in watching:
+            for task in self._watching:
                 task.cancel()
             self._sleepers.close()
+
+    def check_health(self) -> None:
+        """Called by Serve: raises EngineFault when one of the tasks that watch over the others has ended."""
+        for task in self._watching:
+            if task.done():
+                raise EngineFault(f"the ingress's {task.get_name()} task has ended: {task!r}")
 
     # ------------------------------------------------------------ routes
     async def speech(self, request: Request) -> Response:
@@ -241,11 +255,21 @@ class Ingress:
     async def health(self) -> JSONResponse:
         """200 when every deployment answers; 503 that names those that don't."""
         problems = {**self._readiness.problems(), **self._sleepers.problems()}
+        if any(task.done() for task in self._watching):
+            problems["Ingress"] = "watches nothing any more"
         if not problems:
             return JSONResponse({"status": "ready"})
         message = ", ".join(f"{name} {problem}" for name, problem in problems.items())
         error = {"message": message, "type": "server_error", "param": None, "code": "not_ready"}
         return JSONResponse({"status": "not ready", "error": error}, 503, {"Retry-After": "1"})
+
+    async def metrics(self) -> Response:
+        """The whole cluster's, for Prometheus."""
+        try:
+            return Response(await self._cluster_metrics.page(), media_type=METRICS_TYPE)
+        except NoMetrics as problem:
+            error = {"message": str(problem), "type": "server_error", "param": None, "code": "no_metrics"}
+            return JSONResponse({"error": error}, 503, {"Retry-After": "1"})
 
     async def page(self, request: Request) -> Response:
         """For people: type, choose, listen."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from deployments.audio_formats import SSE_MEDIA_TYPE
 from deployments.batch import MAX_ITEMS
+from deployments.cluster_metrics import MEDIA_TYPE as METRICS_TYPE
 from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel, ServedModels
 from deployments.voices import UPLOAD_OPENAPI
@@ -156,6 +157,19 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                     "200": _answer("All do.", "Ready"),
                     "503": {**_answer("The message names those that don't.", "NotReady"), "headers": _RETRY},
                     **_errors(500),
+                },
+            }
+        },
+        "/metrics": {
+            "get": {
+                "operationId": "metrics",
+                "summary": "The whole cluster's metrics, for Prometheus.",
+                "responses": {
+                    "200": {
+                        "description": "Prometheus' text format.",
+                        "content": {METRICS_TYPE: {"schema": {"type": "string"}}},
+                    },
+                    **_errors(*shut, 500, 503),
                 },
             }
         },
