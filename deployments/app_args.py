@@ -27,6 +27,7 @@ from deployments.reference_fetch import FetchPolicy
 from deployments.scaling_args import AutoscalingArgs
 from deployments.sleepers import COLD_START_S
 from deployments.strict_args import StrictArgs
+from deployments.utterance import RESUME_TIMEOUT_S
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
@@ -181,6 +182,7 @@ class AppArgs(ModelArgs):
     device: "auto", "cpu", or "cuda[:index]", for talkers and codecs.
     api_keys_file: one key a line; requests must then bring one of them, or one of the environment's.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
+    resume_timeout_s: how long a stream whose engine died waits for another to go on; 0 cuts it at once.
     cold_start_s: how much longer a request may wait that found a deployment asleep.
     voice_aliases: other names that requests may use, each with the voice it means.
     long_text: when a text is cut into pieces, and how long it may be, in characters.
@@ -195,6 +197,7 @@ class AppArgs(ModelArgs):
     voice_aliases: dict[VoiceName, VoiceName] = Field(default_factory=dict)
     api_keys_file: Path | None = None
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
+    resume_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = RESUME_TIMEOUT_S
     cold_start_s: Annotated[float, Field(ge=0, le=86_400)] = COLD_START_S
     long_text: LongText = LongText()
 

@@ -13,19 +13,19 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.engine_metrics import CODEC_TABLE, start_publishing
 from deployments.exported import RaySink
-from deployments.handles import StartStream, Transport, bind_stream, root_cause
+from deployments.handles import StartStream, Transport, bind_stream, is_death, root_cause
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
 from qwen3tts_core.config import CodecEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
-from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.errors import EngineDown, EngineFault
 from qwen3tts_core.types import AudioChunk, FrameBatch, ReferenceVoice, SpeechRequest
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class CodecEngineLike(Protocol):
     def open(self, request_id: str, reference: ReferenceVoice | None = None) -> None: ...
 
     def submit(self, request_id: str, frames: FrameBatch) -> None: ...
+
+    def replay(self, request_id: str, codes: bytes, cuts: Sequence[int] = ()) -> None: ...
 
     def close(self, request_id: str) -> None: ...
 
@@ -95,6 +97,7 @@ class Codec:
         }
         self._outbox: AsyncOutbox[AudioChunk] = AsyncOutbox(asyncio.get_running_loop())
         self._load = StreamLoad(settings.engine.num_rows, settings.seconds_per_frame)
+        self._keeps_bytes = settings.engine.deterministic
         self._engine = open_engine(settings, self._outbox)
         self._engine.start()
         start_publishing(self._engine.stats, CODEC_TABLE, RaySink())
@@ -103,7 +106,8 @@ class Codec:
     async def decode(self, request: SpeechRequest) -> AsyncIterator[bytes]:
         """Yield the request's audio, each item `AudioChunk.to_bytes()`; the last has a finish.
 
-        Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
+        Raises Overloaded or InvalidRequest before the first item, EngineFault at any; EngineDown, one of these,
+        also when the Talker died. With `request.resume` the first item is the audio after those frames.
         """
         start_talker = self._start_talker.get(request.model)
         if start_talker is None:
@@ -112,6 +116,10 @@ class Codec:
             feeding: asyncio.Task[None] | None = None
             try:
                 self._engine.open(request.request_id, request.reference)
+                if request.resume is not None:
+                    # The cuts show in the rounding: to be kept where bytes count, else big pieces are faster.
+                    cuts = request.resume.cuts if self._keeps_bytes else ()
+                    self._engine.replay(request.request_id, request.resume.codes, cuts)
                 feeding = asyncio.create_task(self._feed(request, start_talker, playback))
                 async for chunk in audio:
                     playback.sent(chunk.first_frame, chunk.num_frames)
@@ -138,9 +146,12 @@ class Codec:
                     is_whole = True
                     return
             raise EngineFault("the talker's stream ended without a finish")
-        except Exception as error:  # noqa: BLE001 - whatever it is, the reader must hear it
+        except (Exception, asyncio.CancelledError) as error:
+            # Whatever it is, the reader must hear it; if it is the reader who left, this is dropped.
             self._outbox.put(request.request_id, _as_exception(root_cause(error)))
             self._outbox.flush()
+            if isinstance(error, asyncio.CancelledError):
+                raise
         finally:
             if not is_whole:
                 frames.cancel()
@@ -170,4 +181,7 @@ class Codec:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    return error if isinstance(error, Exception) else EngineFault(f"the talker's stream broke: {error!r}")
+    """A death as one word: Ray's own names a replica, which would be taken for this one."""
+    if is_death(error) or not isinstance(error, Exception):
+        return EngineDown(f"the talker is gone: {type(error).__name__}")
+    return error

@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal, Protocol
 
-from ray.exceptions import RayTaskError
+import grpc
+from ray.exceptions import RayActorError, RayTaskError, TaskCancelledError
 
+from qwen3tts_core.errors import EngineDown, StreamCancelled
 from qwen3tts_core.types import SpeechRequest
 
 Transport = Literal["object_ref", "value"]
@@ -27,6 +29,17 @@ class ItemStream(Protocol):
 
     def cancel(self) -> None: ...
 
+
+_DEATHS = (RayActorError, EngineDown, TaskCancelledError, StreamCancelled)
+"""Of a replica, of the engine in it, or of the call: Serve cancels the calls of a replica that it must stop at last.
+A call that we cancel ourselves is no longer listened to."""
+_DEAD_PEERS = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+"""How by-value streams end when the other side does; what is raised over there arrives as itself, not as these."""
 
 StartStream = Callable[[SpeechRequest], ItemStream]
 Ask = Callable[..., Awaitable[Any]]
@@ -59,3 +72,10 @@ def root_cause(error: BaseException) -> BaseException:
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
         error = error.cause
     return error
+
+
+def is_death(error: BaseException) -> bool:
+    """Whether a root cause says that a replica or its engine is gone, and nothing about the request."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() in _DEAD_PEERS
+    return isinstance(error, _DEATHS)

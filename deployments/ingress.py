@@ -44,6 +44,7 @@ from deployments.request_metrics import RequestMetrics
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import COLD_START_S, Sleepers
 from deployments.speech import SpeechCall, SpeechParts
+from deployments.utterance import RESUME_TIMEOUT_S, Chains
 from deployments.voice_aliases import VoiceAliases, check_no_upload_is_hidden
 from deployments.voices import NamedVoices
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
@@ -76,7 +77,7 @@ class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
     fetch: what clips may be fetched, and how large they and uploaded ones may be.
     voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit; cold_start_s: on top of it, for a
-    request that found a deployment asleep.
+    request that found a deployment asleep. resume_timeout_s: how long a stream whose engine died waits for another.
     api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in.
     long_text: when a text is cut into pieces, and how long it may be."""
 
@@ -87,6 +88,7 @@ class IngressSettings:
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     first_audio_timeout_s: float = FIRST_AUDIO_TIMEOUT_S
     cold_start_s: float = COLD_START_S
+    resume_timeout_s: float = RESUME_TIMEOUT_S
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
     long_text: LongText = field(default_factory=LongText)
 
@@ -120,7 +122,10 @@ class Ingress:
             [
                 ServedModel(
                     frontend,
-                    bind_stream(handles[model.codec], "decode", codec_transport),
+                    Chains(
+                        bind_stream(handles[model.codec], "decode", codec_transport),
+                        settings.resume_timeout_s,
+                    ),
                     cloners.get(model.encoder),
                     model.aliases,
                     model.sleepers,

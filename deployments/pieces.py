@@ -15,42 +15,35 @@ is worth waiting for a place. The first piece never waits, unless it goes on wit
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 
-from ray.serve.exceptions import BackPressureError
-
-from deployments.handles import ItemStream, StartStream, root_cause
-from qwen3tts_core.errors import EngineFault, Overloaded
-from qwen3tts_core.streaming.pcm import num_pcm_bytes
+from deployments.utterance import Chains, OnDeath, Utterance, ignore_death
 from qwen3tts_core.types import AudioChunk, FinishReason, SpeechRequest
 
 PATIENCE_S = 30.0
 """How long a later piece may be refused: about as long as the piece before it is heard."""
-_RETRY_S = 0.25
-_REFUSALS = (Overloaded, BackPressureError)
 
 
 async def join_pieces(
-    start: StartStream,
+    chains: Chains,
     requests: Sequence[SpeechRequest],
     samples_per_frame: int,
     max_frames: int | None = None,
     patience_s: float = PATIENCE_S,
     first_patience_s: float = 0.0,
+    on_death: OnDeath = ignore_death,
 ) -> AsyncGenerator[AudioChunk, None]:
     """The audio of the requests, one after the other, as one utterance's.
 
     max_frames: of all pieces together; what is beyond is cut off. patience_s: see PATIENCE_S; first_patience_s: the
-    same for the first piece, where that goes on with something that is heard already.
+    same for the first piece, where that goes on with something that is heard already. on_death: see Utterance.
     Frames are in order, none is missing, and the last chunk has a finish: "length" if any piece reached its
-    limit, or all together theirs. Raises what the chain raises, and EngineFault for audio that isn't as promised.
+    limit, or all together theirs. Raises what `Utterance.next_chunk` raises.
     Closing it, or any error, cancels the running piece and the one started ahead.
     """
     total = _Total(max_frames)
-    piece = _Piece(start, requests[0], samples_per_frame, first_patience_s)
-    ahead: _Piece | None = None
+    piece = Utterance(chains, requests[0], samples_per_frame, first_patience_s, on_death)
+    ahead: Utterance | None = None
     try:
         for following in (*requests[1:], None):
             is_over = False
@@ -60,7 +53,7 @@ async def join_pieces(
                 chunk = total.add(own, is_last_piece=following is None)
                 if is_over and chunk.finish is None:
                     assert following is not None, "the last piece's end is the end of all"
-                    ahead = _Piece(start, following, samples_per_frame, patience_s)
+                    ahead = Utterance(chains, following, samples_per_frame, patience_s, on_death)
                     ahead.open_ahead()
                 if chunk.num_frames or chunk.finish:
                     yield chunk

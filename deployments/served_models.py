@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from deployments.clone import VoiceCloner
 from deployments.frontend import Frontend
-from deployments.handles import StartStream
+from deployments.utterance import Chains
 from qwen3tts_core.errors import UnknownModel
 
 _LONGEST_ECHO = 256
@@ -19,7 +19,7 @@ class ServedModel(NamedTuple):
     sleepers: names of its deployments that may have no replica."""
 
     frontend: Frontend
-    start_codec: StartStream
+    chains: Chains
     cloner: VoiceCloner | None = None
     aliases: tuple[str, ...] = ()
     sleepers: tuple[str, ...] = ()

@@ -124,7 +124,7 @@ class SpeechCall(Response):
     ) -> AsyncGenerator[AudioChunk, None]:
         """The chain's audio, of all pieces; its end says why."""
         joined = join_pieces(
-            self._model.start_codec, prepared.requests, self._codec.samples_per_frame, prepared.max_frames
+            self._model.chains, prepared.requests, self._codec.samples_per_frame, prepared.max_frames
         )
         async with aclosing(joined):
             async for chunk in joined:

@@ -128,8 +128,8 @@ class FakeTalkerEngine(_Threaded):
         self.requests.append(request)
         total = min(self.script.num_frames, request.max_frames)
         finish = "length" if self.script.num_frames > request.max_frames else "stop"
-        first = 0
-        for size in self._ramp.sizes():
+        first, num_chunks = (request.resume.num_frames, len(request.resume.cuts)) if request.resume else (0, 0)
+        for size in self._ramp.sizes(num_chunks):
             last = min(first + size, total)
             self._push(request.request_id, self._work(first, last, finish if last == total else None))
             if last == total:
@@ -164,6 +164,9 @@ class FakeCodecEngine(_Threaded):
 
     def submit(self, request_id, frames):
         self._push(request_id, lambda state: self._decode(state, frames))
+
+    def replay(self, request_id, codes, cuts=()):
+        self._active[request_id]["next"] = len(codes) // (2 * NUM_GROUPS)
 
     def _decode(self, state, batch):
         if batch.first_frame != state["next"]:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.exceptions import BackPressureError
 
-from deployments import pieces as pieces_module
+from deployments import utterance
 from deployments.pieces import join_pieces
+from deployments.utterance import Chains
 from qwen3tts_core.errors import EngineFault, Overloaded
 from qwen3tts_core.types import AudioChunk, PrefillPlan, Sampling, SpeechRequest
 from tests.fakes import NUM_GROUPS, FakeStream, fake_codes, fake_pcm, until
@@ -72,7 +73,9 @@ class Source:
 
 
 async def joined(source, count, max_frames=None, **options):
-    async with aclosing(join_pieces(source, make_requests(count), SAMPLES, max_frames, **options)) as chunks:
+    async with aclosing(
+        join_pieces(Chains(source), make_requests(count), SAMPLES, max_frames, **options)
+    ) as chunks:
         return [chunk async for chunk in chunks]
 
 
@@ -132,7 +135,7 @@ def test_max_frames_cuts_the_whole_and_nothing_else(max_frames):
 async def test_the_next_piece_is_started_before_the_last_chunk_of_this_one_is_passed_on():
     """Row 33: no gap between sentences. And not before: pieces aren't batched with each other."""
     source = Source(turns=3)
-    async with aclosing(join_pieces(source, make_requests(4), SAMPLES)) as chunks:
+    async with aclosing(join_pieces(Chains(source), make_requests(4), SAMPLES)) as chunks:
         position = 0
         async for chunk in chunks:
             piece = chunk.first_frame // NUM_FRAMES
@@ -145,7 +148,7 @@ async def test_the_next_piece_is_started_before_the_last_chunk_of_this_one_is_pa
 
 async def test_the_next_piece_speaks_while_the_last_chunk_is_played():
     source = Source(turns=3)
-    async with aclosing(join_pieces(source, make_requests(5), SAMPLES)) as chunks:
+    async with aclosing(join_pieces(Chains(source), make_requests(5), SAMPLES)) as chunks:
         for _ in SIZES:
             await anext(chunks)
         for _ in range(200):  # the reader stands still
@@ -171,7 +174,7 @@ async def test_a_piece_that_fails_fails_the_whole_without_an_end(piece, number, 
     source, seen = Source(alter=alter), []
 
     async def collect():
-        async with aclosing(join_pieces(source, make_requests(3), SAMPLES)) as chunks:
+        async with aclosing(join_pieces(Chains(source), make_requests(3), SAMPLES)) as chunks:
             async for chunk in chunks:
                 seen.append(chunk)  # noqa: PERF401 - what came before the fault is what is looked at
 
@@ -194,7 +197,7 @@ async def test_the_first_piece_is_refused_at_once(refusal):
 
 @pytest.mark.parametrize("refusal", [Overloaded("full", 2.5), BackPressureError(1, 1)])
 async def test_a_later_piece_waits_for_its_place(refusal, monkeypatch):
-    monkeypatch.setattr(pieces_module, "_RETRY_S", 0.001)
+    monkeypatch.setattr(utterance, "_RETRY_S", 0.001)
     source = Source(refusals={1: [refusal] * 3, 2: [refusal]})
     chunks = await joined(source, 3)
     assert_one_stream(chunks)
@@ -204,7 +207,7 @@ async def test_a_later_piece_waits_for_its_place(refusal, monkeypatch):
 
 
 async def test_a_later_piece_does_not_wait_for_ever(monkeypatch):
-    monkeypatch.setattr(pieces_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(utterance, "_RETRY_S", 0.01)
     source = Source(refusals={1: [Overloaded("full", 2.5)] * 1000})
     with pytest.raises(Overloaded):
         await joined(source, 3, patience_s=0.05)
@@ -225,7 +228,7 @@ async def test_leaving_at_any_chunk_ends_the_running_piece_and_the_one_ahead(num
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     before = asyncio.all_tasks()
     source = Source(turns=5, refusals={1: [Overloaded("full")]} if num_taken == len(SIZES) else None)
-    chunks = join_pieces(source, make_requests(3), SAMPLES)
+    chunks = join_pieces(Chains(source), make_requests(3), SAMPLES)
     for _ in range(num_taken):
         await anext(chunks)
     await chunks.aclose()
@@ -239,7 +242,7 @@ async def test_leaving_while_a_piece_ahead_has_failed_makes_no_noise():
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     source = Source(refusals={1: [EngineFault("page 7")]})
-    chunks = join_pieces(source, make_requests(3), SAMPLES)
+    chunks = join_pieces(Chains(source), make_requests(3), SAMPLES)
     for _ in SIZES:
         await anext(chunks)
     for _ in range(50):

@@ -1,0 +1,168 @@
+"""One utterance, over as many chains of engines as it takes.
+
+    chain 1   1 3 8 16 ✗ its Codec or its Talker died
+    chain 2              └ resume after 28 frames ── 25 25 … stop
+
+Codes ride along with the PCM, so the frames that were sent are all here; engines that get them go on as if they had
+made them. Not a sample that was sent is sent again, and none is left out. Serve itself never tries an accepted stream
+again. What a request does wrong itself, or an engine does wrong with it alone, is nobody's death: that is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from deployments.handles import ItemStream, StartStream, is_death, root_cause
+from qwen3tts_core.errors import EngineFault, Overloaded, StreamLost
+from qwen3tts_core.streaming.pcm import num_pcm_bytes
+from qwen3tts_core.types import AudioChunk, Resume, SpeechRequest
+
+logger = logging.getLogger(__name__)
+
+RESUME_TIMEOUT_S = 60.0
+"""How long a broken stream waits for engines that take it over: about what a new replica needs on a GPU."""
+_RETRY_S = 0.25
+_REFUSALS = (Overloaded, BackPressureError, DeploymentUnavailableError)
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """How utterances get engines. start: opens a chain. resume_timeout_s: see RESUME_TIMEOUT_S; 0 cuts at once."""
+
+    start: StartStream
+    resume_timeout_s: float = RESUME_TIMEOUT_S
+
+
+OnDeath = Callable[[BaseException], None]
+
+
+def ignore_death(_: BaseException) -> None:
+    """For those who need not know."""
+
+
+class Utterance:
+    """From its start to its last chunk; checks what comes. One reader."""
+
+    def __init__(
+        self,
+        chains: Chains,
+        request: SpeechRequest,
+        samples_per_frame: int,
+        patience_s: float = 0.0,
+        on_death: OnDeath = ignore_death,
+    ) -> None:
+        """patience_s: how long the start may be refused. on_death: called when other engines are to go on."""
+        self._chains, self._request, self._samples_per_frame = chains, request, samples_per_frame
+        self._patience_s, self._on_death = patience_s, on_death
+        self._stream: ItemStream | None = None
+        self._opening: asyncio.Task[AudioChunk] | None = None
+        self._num_attempts = 0
+        self._codes: list[bytes] = []
+        self._cuts: list[int] = []
+        self._num_frames = 0
+        self._is_over = False
+
+    def open_ahead(self) -> None:
+        """Start it now; its first chunk is awaited in the background, and kept until somebody asks."""
+        self._open()
+        self._opening = asyncio.create_task(self._receive())
+
+    async def next_chunk(self) -> AudioChunk:
+        """Raises what the chain raises, StreamLost when no engines went on in time, EngineFault for wrong audio."""
+        if self._opening is not None:
+            chunk, self._opening = await self._opening, None
+        else:
+            chunk = await self._receive()
+        num_bytes = num_pcm_bytes(chunk.num_frames, self._samples_per_frame)
+        if chunk.first_frame != self._num_frames or len(chunk.pcm) != num_bytes:
+            raise EngineFault(
+                f"expected frame {self._num_frames} next with {num_bytes} bytes of PCM, "
+                f"got frame {chunk.first_frame} with {len(chunk.pcm)}"
+            )
+        if chunk.num_frames:
+            self._codes.append(chunk.codes)
+            self._cuts.append(chunk.num_frames)
+        self._num_frames += chunk.num_frames
+        self._is_over = chunk.finish is not None
+        return chunk
+
+    def cancel(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()  # if it has failed by now, nobody needs to hear of it: this says so, too
+        if not self._is_over:
+            self._close()
+
+    # ------------------------------------------------------------ chains
+    async def _receive(self) -> AudioChunk:
+        """The next chunk; of another chain if this one is refused for a while, or dies."""
+        clock = asyncio.get_running_loop().time
+        death: BaseException | None = None
+        deadline = clock() + (0.0 if self._num_frames else self._patience_s)
+        while True:
+            limit = asyncio.timeout_at(None if death is None else deadline)
+            try:
+                async with limit:
+                    return AudioChunk.from_bytes(await self._next_item())
+            except Exception as error:
+                cause, wait_s = root_cause(error), _RETRY_S
+                if death is not None and limit.expired():
+                    raise self._lost(death) from death
+                if is_death(cause):
+                    if death is None:
+                        deadline = clock() + self._chains.resume_timeout_s
+                        wait_s = 0.0  # other replicas may be alive
+                    death = cause
+                elif not isinstance(cause, _REFUSALS):
+                    raise
+                if clock() + wait_s >= deadline:
+                    if death is None:
+                        raise
+                    raise self._lost(death) from death
+            self._close()
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            else:
+                self._tell(death)
+
+    async def _next_item(self) -> bytes:
+        stream = self._stream or self._open()
+        try:
+            return await anext(stream)
+        except StopAsyncIteration:
+            raise EngineFault("the codec's stream ended without a finish") from None
+
+    def _open(self) -> ItemStream:
+        """A chain that goes on after the frames so far, under an id of its own: the last may not have ended everywhere."""
+        request = self._request
+        if self._num_attempts:
+            request = dataclasses.replace(request, request_id=f"{request.request_id}-{self._num_attempts}")
+        if self._cuts:
+            request = dataclasses.replace(request, resume=Resume(b"".join(self._codes), tuple(self._cuts)))
+        self._num_attempts += 1
+        self._stream = self._chains.start(request)
+        return self._stream
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+
+    def _tell(self, death: BaseException | None) -> None:
+        assert death is not None, "told once, at the first"
+        logger.warning(
+            "request %s: %s after %d frames; going on with other engines",
+            self._request.request_id,
+            type(death).__name__,
+            self._num_frames,
+        )
+        self._on_death(death)
+
+    def _lost(self, death: BaseException) -> StreamLost:
+        words = " ".join(str(death).split())[:200]
+        return StreamLost(f"{type(death).__name__} ({words})", self._chains.resume_timeout_s)

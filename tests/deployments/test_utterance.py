@@ -1,0 +1,245 @@
+"""An utterance goes on with other engines when its own have died, and not otherwise."""
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, RequestCancelledError
+
+from deployments import utterance
+from deployments.handles import is_death
+from deployments.pieces import join_pieces
+from deployments.utterance import Chains
+from qwen3tts_core.errors import (
+    EngineDown,
+    EngineFault,
+    InvalidCodes,
+    InvalidRequest,
+    Overloaded,
+    StreamCancelled,
+    StreamLost,
+)
+from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
+from qwen3tts_core.types import AudioChunk, PrefillPlan, Sampling, SpeechRequest
+from tests.fakes import NUM_GROUPS, FakeStream, fake_codes, fake_pcm, until
+
+SAMPLES = 4
+SIZES = (1, 3, 8, 16, 25, 25, 7)
+NUM_FRAMES = sum(SIZES)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(utterance, "_RETRY_S", 0.002)
+
+
+def peer_error(code):
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+
+
+DEATHS = [
+    ActorDiedError(),
+    ActorUnavailableError("no answer", b"0" * 16),
+    TaskCancelledError(),
+    RequestCancelledError("id"),
+    EngineDown("the talker is stopped"),
+    StreamCancelled(),
+    peer_error(grpc.StatusCode.UNAVAILABLE),
+    peer_error(grpc.StatusCode.CANCELLED),
+    RayTaskError("decode", "traceback", ActorDiedError()),
+]
+FAULTS = [
+    EngineFault("page 7"),
+    InvalidCodes("page 7"),
+    InvalidRequest("no", "voice"),
+    ValueError("page 7"),
+    peer_error(grpc.StatusCode.RESOURCE_EXHAUSTED),
+    RayTaskError("decode", "traceback", EngineFault("page 7")),
+]
+
+
+def requests(count=1):
+    plan = PrefillPlan((1,), (1,), ())
+    return [SpeechRequest(f"id.{n}", plan, Sampling(), seed=7, max_frames=100, piece=n) for n in range(count)]
+
+
+def audio(piece=0):
+    return fake_pcm(fake_codes(7, 0, NUM_FRAMES, piece), SAMPLES)
+
+
+class Engines:
+    """Chains of engines that go on after the frames they are given, at the place in the ramp that these tell.
+
+    ends: for each chain in order, (after how many chunks, what it raises then); chains beyond live on.
+    """
+
+    def __init__(self, *ends):
+        self._ends = iter(ends)
+        self.requests, self.streams, self.num_running = [], [], 0
+
+    def __call__(self, request):
+        self.requests.append(request)
+        self.streams.append(FakeStream(self._speak(request, *next(self._ends, (None, None)))))
+        return self.streams[-1]
+
+    async def _speak(self, request, num_chunks, error):
+        self.num_running += 1
+        try:
+            old = request.resume
+            first, index = (old.num_frames, len(old.cuts)) if old else (0, 0)
+            if old:
+                assert old.codes == fake_codes(7, 0, first, request.piece).tobytes()
+            for number, size in enumerate(ChunkRamp().sizes(index)):
+                await asyncio.sleep(0)
+                if number == num_chunks:
+                    await _forever_or(error)
+                size = min(size, NUM_FRAMES - first)
+                codes = fake_codes(request.seed, first, size, request.piece)
+                finish = "stop" if first + size == NUM_FRAMES else None
+                pcm = fake_pcm(codes, SAMPLES)
+                yield AudioChunk(first, size, NUM_GROUPS, pcm, codes.tobytes(), finish).to_bytes()
+                first += size
+                if finish:
+                    return
+        finally:
+            self.num_running -= 1
+
+
+async def _forever_or(error):
+    if error is None:
+        await asyncio.Future()
+    raise error
+
+
+async def speak(engines, count=1, *, resume_timeout_s=5.0, **options):
+    chains = Chains(engines, resume_timeout_s)
+    async with aclosing(join_pieces(chains, requests(count), SAMPLES, **options)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+def assert_whole(chunks, count=1):
+    position = 0
+    for chunk in chunks:
+        assert chunk.first_frame == position
+        position += chunk.num_frames
+    assert b"".join(chunk.pcm for chunk in chunks) == b"".join(audio(piece) for piece in range(count))
+    assert [chunk.num_frames for chunk in chunks] == list(SIZES) * count
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+
+
+# ---------------------------------------------------------------- going on
+@pytest.mark.parametrize("num_chunks", range(len(SIZES)))
+@pytest.mark.parametrize("death", DEATHS, ids=lambda death: type(death).__name__)
+async def test_a_death_at_any_chunk_is_not_heard(death, num_chunks):
+    engines, deaths = Engines((num_chunks, death)), []
+    assert_whole(await speak(engines, on_death=deaths.append))
+    first, second = engines.requests
+    assert first.resume is None
+    assert (second.resume.cuts if second.resume else ()) == SIZES[:num_chunks]
+    assert first.request_id != second.request_id
+    assert len(deaths) == 1
+    await until(lambda: engines.num_running == 0)
+
+
+@settings(deadline=None)
+@given(ends=st.lists(st.integers(0, 3), max_size=12), count=st.integers(1, 3))
+def test_any_number_of_deaths_at_any_place(ends, count):
+    async def check():
+        engines = Engines(*((end, ActorDiedError()) for end in ends))
+        assert_whole(await speak(engines, count), count)
+        assert len({request.request_id for request in engines.requests}) == len(engines.requests)
+        await until(lambda: engines.num_running == 0)
+
+    asyncio.run(check())
+
+
+async def test_a_piece_that_was_started_ahead_survives_too():
+    """The second chain is the second piece's, begun with the last chunk of the first."""
+    for num_chunks in (0, 1, 2):
+        engines = Engines((None, None), (num_chunks, ActorDiedError()))
+        assert_whole(await speak(engines, 2), 2)
+        assert [request.piece for request in engines.requests] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("refusal", [Overloaded("full", 2.5), BackPressureError(1, 1)])
+async def test_a_broken_stream_waits_for_a_place_though_a_new_one_would_be_refused(refusal):
+    engines = Engines((3, ActorDiedError()), (0, refusal), (0, refusal), (0, ActorDiedError()), (0, refusal))
+    assert_whole(await speak(engines))
+    assert len(engines.requests) == 6
+
+
+async def test_the_time_to_go_on_counts_from_each_death_that_follows_audio():
+    ends = [(1, ActorDiedError())] * 6
+    engines = Engines(*ends)
+
+    async def slowly():
+        async with aclosing(join_pieces(Chains(engines, 0.2), requests(), SAMPLES)) as chunks:
+            heard = []
+            async for chunk in chunks:
+                heard.append(chunk)
+                await asyncio.sleep(0.05)  # six of these are longer than the time to go on
+            return heard
+
+    assert_whole(await slowly())
+
+
+# ---------------------------------------------------------------- not going on
+async def test_without_a_replica_in_time_the_stream_is_lost():
+    engines, seen = Engines(*[(2, ActorDiedError()), *[(0, Overloaded("full"))] * 10_000]), []
+
+    async def collect():
+        async with aclosing(join_pieces(Chains(engines, 0.1), requests(), SAMPLES)) as chunks:
+            async for chunk in chunks:
+                seen.append(chunk)  # noqa: PERF401 - what came before is what is looked at
+
+    with pytest.raises(StreamLost, match=r"ActorDiedError .* within 0.1 s"):
+        await collect()
+    assert [chunk.num_frames for chunk in seen] == [1, 3]
+    assert not any(chunk.finish for chunk in seen)
+    await until(lambda: engines.num_running == 0)
+
+
+async def test_a_router_that_waits_for_a_replica_is_not_waited_for_longer():
+    """A call while there is no replica at all: nothing comes, and no error either."""
+    engines = Engines((2, ActorDiedError()), (0, None))
+    async with asyncio.timeout(5):
+        with pytest.raises(StreamLost):
+            await speak(engines, resume_timeout_s=0.1)
+    assert engines.streams[1].was_cancelled
+    await until(lambda: engines.num_running == 0)
+
+
+async def test_zero_seconds_cut_at_once():
+    engines = Engines((2, ActorDiedError()))
+    with pytest.raises(StreamLost):
+        await speak(engines, resume_timeout_s=0)
+    assert len(engines.requests) == 1
+
+
+@pytest.mark.parametrize("num_chunks", [0, 2])
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+async def test_a_requests_own_error_is_its_own(fault, num_chunks):
+    engines = Engines((num_chunks, fault))
+    with pytest.raises(type(fault)):
+        await speak(engines)
+    assert len(engines.requests) == 1
+
+
+def test_deaths_and_faults_are_told_apart():
+    assert all(is_death(death) for death in DEATHS[:-1])
+    assert not any(is_death(fault) for fault in FAULTS)
+
+
+async def test_leaving_while_a_broken_stream_waits_ends_everything():
+    before = asyncio.all_tasks()
+    engines = Engines((1, ActorDiedError()), *[(0, Overloaded("full"))] * 10_000)
+    task = asyncio.create_task(speak(engines))
+    await until(lambda: len(engines.requests) > 3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: engines.num_running == 0 and asyncio.all_tasks() <= before)
