@@ -209,10 +209,9 @@ class Ingress:
             self._sleepers.close()
 
     def check_health(self) -> None:
-        """Called by Serve: raises EngineFault when one of the tasks that watch over the others has ended."""
-        for task in self._watching:
-            if task.done():
-                raise EngineFault(f"the ingress's {task.get_name()} task has ended: {task!r}")
+        """Called by Serve: raises EngineFault when a task that watches over the other deployments has died."""
+        for task in filter(_has_died, self._watching):
+            raise EngineFault(f"the ingress's {task.get_name()} task has died: {task!r}")
 
     # ------------------------------------------------------------ routes
     async def speech(self, request: Request) -> Response:
@@ -260,7 +259,7 @@ class Ingress:
     async def health(self) -> JSONResponse:
         """200 when every deployment answers; 503 that names those that don't."""
         problems = {**self._readiness.problems(), **self._sleepers.problems()}
-        if any(task.done() for task in self._watching):
+        if any(map(_has_died, self._watching)):
             problems["Ingress"] = "watches nothing any more"
         if not problems:
             return JSONResponse({"status": "ready"})
@@ -298,6 +297,11 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         f"{request.method} {request.url.path[:_LONGEST_ECHO]}: {described.error['message']}"
     )
     return described.response()
+
+
+def _has_died(task: asyncio.Task[None]) -> bool:
+    """Not so one that found nothing to do."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _warn_without_uvloop() -> None:
