@@ -40,6 +40,8 @@ from deployments.openapi import api_document
 from deployments.page_files import PAGE_PATHS, PageFiles
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
+from deployments.read_ahead import UnreadAudio
+from deployments.reader_pace import READER_TIMEOUT_S, ReaderPace
 from deployments.request_metrics import RequestMetrics
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import COLD_START_S, Sleepers
@@ -79,6 +81,7 @@ class IngressSettings:
     voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit; cold_start_s: on top of it, for a
     request that found a deployment asleep. resume_timeout_s: how long a stream whose engine died waits for another.
     api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in.
+    reader_timeout_s: for a client that takes nothing of its body; 0 is no limit.
     long_text: when a text is cut into pieces, and how long it may be."""
 
     models: tuple[IngressModel, ...]
@@ -90,6 +93,7 @@ class IngressSettings:
     cold_start_s: float = COLD_START_S
     resume_timeout_s: float = RESUME_TIMEOUT_S
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
+    reader_timeout_s: float = READER_TIMEOUT_S
     long_text: LongText = field(default_factory=LongText)
 
 
@@ -150,9 +154,11 @@ class Ingress:
         )
         self._api_key_hashes = settings.api_key_hashes
         self._page = PageFiles()
+            UnreadAudio(),
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 
     def _open_cloners(
+        self._reader_timeout_s = settings.reader_timeout_s
         self, settings: IngressSettings, frontends: Sequence[Frontend], handles: Mapping[str, Any]
     ) -> Mapping[str | None, VoiceCloner]:
         """By the name of the encoder; none, and no uploaded voices, without Base checkpoints."""
@@ -180,6 +186,7 @@ class Ingress:
         app.add_exception_handler(HTTPException, _http_exception)
         # The description is ours; FastAPI's own would know neither bodies nor refusals.
         app.openapi = partial(api_document, self._models, bool(self._api_key_hashes))  # type: ignore[method-assign]
+        app.add_middleware(ReaderPace, timeout_s=self._reader_timeout_s)
         add = app.add_api_route
         add("/v1/audio/speech", self.speech, methods=["POST"])
         add("/v1/audio/speech/batch", self.speech_batch, methods=["POST"])

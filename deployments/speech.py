@@ -33,6 +33,7 @@ from deployments.frontend import Clone, PreparedSpeech
 from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from deployments.pieces import join_pieces
+from deployments.read_ahead import UnreadAudio
 from deployments.request_metrics import RequestMetrics
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
@@ -55,6 +56,7 @@ class SpeechParts(NamedTuple):
     first_audio_timeout_s: float
     sleepers: Sleepers
     metrics: RequestMetrics
+    unread: UnreadAudio
 
     def record(self, request_id: str, sample_rate_hz: int) -> RequestRecord:
         """Of one speech request, for its log line and its metrics."""
@@ -79,6 +81,7 @@ class SpeechCall(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._parts.record(self._request_id, self._codec.sample_rate_hz) as record:
+            self._parts.unread.check()
             body, clone = await self._read()
             record.note(model=self._model.name)
             record.sample_rate_hz = self._codec.sample_rate_hz
@@ -94,8 +97,9 @@ class SpeechCall(Response):
                 headers = self._speech_headers(body, prepared, record, encoder)
                 if body.is_streaming:
                     await _start(send, headers)
-                    audio = encoded(encoder, prepend(first, chunks))
-                    await self._send_stream(send, body, prepared, record, audio)
+                    audio = self._parts.unread.ahead(encoded(encoder, prepend(first, chunks)))
+                    async with aclosing(audio):
+                        await self._send_stream(send, body, prepared, record, audio)
                 else:
                     parts = [part async for part in encoded(encoder, prepend(first, chunks))]
                     await self._send_whole(send, headers, record, b"".join(parts))
@@ -150,7 +154,8 @@ class SpeechCall(Response):
         headers["x-num-frames"] = str(record.num_frames)
         headers["x-audio-seconds"] = f"{record.audio_s:.2f}"
         await _start(send, headers)
-        await send({"type": "http.response.body", "body": content})
+        async with self._parts.unread.holding(len(content)):
+            await send({"type": "http.response.body", "body": content})
         record.wrote_audio()
 
     async def _send_stream(

@@ -1,0 +1,194 @@
+"""Sends no faster than the reader reads, and not for ever to one that doesn't.
+
+    app ──send──> ReaderPace ──────────────────────────────> socket        Serve's direct ingress, HAProxy
+    app ──send──> ReaderPace ──> Serve's queues ──> proxy ──> socket        Serve's own proxy
+                      ^───────── bytes taken ────── ReaderCredits
+
+On a socket of its own a replica's `send` waits for the reader. Behind Serve's proxy it never does: the
+queues between take a whole long text while the reader has heard its first second. There `ReaderCredits`,
+in the proxy, tells how much the reader has taken, and at most WINDOW_BYTES are on their way. A proxy that
+runs without it (its variable must be in the environment that starts Ray: launch.py sets it) leaves the
+first of the two pictures, with queues that wait for nobody.
+
+A body that waits stops its chain: the engines go on to the end of the piece in hand, not to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwen3tts_core.errors import SlowReader
+
+logger = logging.getLogger(__name__)
+
+READER_TIMEOUT_S = 60.0
+"""For a reader that takes nothing. A player that is behind by all the buffers between takes something sooner."""
+WINDOW_BYTES = 2 << 20
+"""On their way through Serve's queues, per response: 44 s of PCM16 at 24 kHz."""
+PART_BYTES = 1 << 18
+"""A whole body is sent in such parts, or there would be no telling a slow reader from one that has gone."""
+REPORT_BYTES = 1 << 16
+"""Between two reports of the proxy."""
+
+_TAKEN = "qwen3tts.taken"  # a message of ours among those of ASGI, in the order of `receive`
+_CREDITS_HEADER = b"x-reader-credits"
+_TIMEOUT_HEADER = b"x-reader-timeout"
+
+
+class ReaderPace:
+    """ASGI middleware of the ingress. timeout_s: for a write; 0 waits for ever."""
+
+    def __init__(self, app: ASGIApp, timeout_s: float = READER_TIMEOUT_S) -> None:
+        self._app, self._timeout_s = app, timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_credits = _CREDITS_HEADER.decode() in Headers(scope=scope)
+        reader = _Reader(receive, send, self._timeout_s, has_credits)
+        await self._app(scope, reader.receive, reader.send)
+
+
+class _Reader:
+    """One response's way to its reader. Raises SlowReader from `send`, from then on always."""
+
+    def __init__(self, receive: Receive, send: Send, timeout_s: float, has_credits: bool) -> None:
+        self._receive, self._send = receive, send
+        self._timeout_s, self._has_credits = timeout_s, has_credits
+        self._num_sent = self._num_taken = 0
+        self._has_stalled = self._has_left = False
+
+    async def receive(self) -> Message:
+        while self._note(message := await self._receive()):
+            pass
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and self._has_credits:
+            headers = [*message.get("headers", ()), (_TIMEOUT_HEADER, str(self._timeout_s).encode())]
+            message = {**message, "headers": headers}
+        content = message.get("body", b"")
+        while len(content) > PART_BYTES:
+            await self._pass_on({**message, "body": content[:PART_BYTES], "more_body": True})
+            content = content[PART_BYTES:]
+        await self._pass_on({**message, "body": content} if "body" in message else message)
+
+    async def _pass_on(self, message: Message) -> None:
+        size = len(message.get("body", b""))
+        if self._has_stalled:
+            raise SlowReader(self._timeout_s)
+        if self._has_credits and size:
+            while self._num_sent - self._num_taken + size > WINDOW_BYTES and not self._has_left:
+                async with self._in_time():
+                    self._note(await self._receive())
+        async with self._in_time():
+            await self._send(message)
+        self._num_sent += size
+
+    def _note(self, message: Message) -> bool:
+        """Whether it was one of ours."""
+        kind: str = message["type"]
+        if kind == _TAKEN:
+            self._num_taken = message["num_bytes"]
+        self._has_left |= kind == "http.disconnect"  # then Serve cancels us; nobody is waited for
+        return kind == _TAKEN
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        limit = asyncio.timeout(self._timeout_s or None)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._has_stalled = True
+            raise SlowReader(self._timeout_s) from None
+
+
+# ---------------------------------------------------------------- in Serve's proxy
+def proxy_middlewares() -> list[Middleware]:
+    """Named by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH; Serve puts them around its proxy."""
+    return [Middleware(ReaderCredits)]
+
+
+class ReaderCredits:
+    """ASGI middleware of the proxy: tells the app behind it what the reader has taken, and drops dead readers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = [*(h for h in scope["headers"] if h[0] != _CREDITS_HEADER), (_CREDITS_HEADER, b"1")]
+        credits = _Credits(receive, send)
+        pumping = asyncio.create_task(credits.pump())
+        try:
+            await self._app({**scope, "headers": headers}, credits.receive, credits.send)
+        finally:
+            pumping.cancel()
+            with suppress(asyncio.CancelledError):
+                await pumping
+
+
+class _Credits:
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._num_taken = self._num_told = 0
+        self._timeout_s = 0.0
+
+    async def pump(self) -> None:
+        """What the client sends, and what we tell, share one queue: the app has one `receive`."""
+        while True:
+            message = await self._receive()
+            self._messages.put_nowait(message)
+            if message["type"] == "http.disconnect":
+                return
+
+    async def receive(self) -> Message:
+        return await self._messages.get()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = self._without_timeout(message)
+        limit = asyncio.timeout(self._timeout_s or None)
+        try:
+            async with limit:
+                await self._send(message)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            logger.warning("a client took nothing for %g s: its connection is cut", self._timeout_s)
+            _abort(self._send)
+            return  # the server now hears of a disconnect, as of a client that has left
+        self._num_taken += len(message.get("body", b""))
+        if message.get("more_body") and self._num_taken - self._num_told >= REPORT_BYTES:
+            self._num_told = self._num_taken
+            self._messages.put_nowait({"type": _TAKEN, "num_bytes": self._num_taken})
+
+    def _without_timeout(self, message: Message) -> Message:
+        headers = list(message.get("headers", ()))
+        told = [value for name, value in headers if name == _TIMEOUT_HEADER]
+        self._timeout_s = float(told[0]) if told else 0.0
+        return {**message, "headers": [header for header in headers if header[0] != _TIMEOUT_HEADER]}
+
+
+def _abort(send: Send) -> None:
+    """Drop the connection with all that waits in its buffer. ASGI has no word for it, so: uvicorn's own.
+
+    Closing is not enough: it waits for the reader to take the buffer.
+    """
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if transport is not None:
+        transport.abort()

@@ -1,0 +1,197 @@
+"""A slow reader holds up nobody's memory, and one that has gone is noticed: in both of Serve's ways to a socket."""
+
+import asyncio
+
+import pytest
+
+from deployments.reader_pace import PART_BYTES, REPORT_BYTES, WINDOW_BYTES, ReaderCredits, ReaderPace
+from qwen3tts_core.errors import SlowReader
+
+SCOPE = {"type": "http", "headers": [(b"host", b"here")]}
+
+
+class Socket:
+    """uvicorn's side: takes what `allow` has allowed; `send` waits beyond that."""
+
+    def __init__(self):
+        self.taken, self.messages, self.transport, self.is_aborted = 0, [], self, False
+        self._allowed, self._changed = 0, asyncio.Condition()
+        self._left = asyncio.Event()
+
+    async def allow(self, num_bytes):
+        async with self._changed:
+            self._allowed += num_bytes
+            self._changed.notify_all()
+
+    def abort(self):
+        self.is_aborted = True
+        self._left.set()
+
+    async def send(self, message):
+        size = len(message.get("body", b""))
+        async with self._changed:
+            await self._changed.wait_for(lambda: not size or self.taken + size <= self._allowed)
+        self.taken += size
+        self.messages.append(message)
+
+    async def receive(self):
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+
+class Queues:
+    """Serve between proxy and replica: takes everything at once, and passes it on as it can."""
+
+    def __init__(self, app):
+        self._app = app
+        self.num_waiting = self.most_waiting = 0
+
+    async def __call__(self, scope, receive, send):
+        messages, received = asyncio.Queue(), asyncio.Queue()
+
+        async def enqueue(message):
+            self.num_waiting += len(message.get("body", b""))
+            self.most_waiting = max(self.most_waiting, self.num_waiting)
+            messages.put_nowait(message)
+
+        async def pull():
+            while True:
+                message = await receive()
+                received.put_nowait(message)
+                if message["type"] == "http.disconnect":
+                    running.cancel()
+                    return
+
+        running = asyncio.create_task(self._app(scope, received.get, enqueue))
+        pulling = asyncio.create_task(pull())
+        running.add_done_callback(lambda _: messages.put_nowait(None))
+        while (message := await messages.get()) is not None:
+            await send(message)
+            self.num_waiting -= len(message.get("body", b""))
+        pulling.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def speaker(num_parts, size, log):
+    async def app(scope, receive, send):
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(num_parts):
+                await send({"type": "http.response.body", "body": bytes(size), "more_body": True})
+                log.append(size)
+            await send({"type": "http.response.body", "body": b""})
+        except BaseException as error:
+            log.append(error)
+            raise
+
+    return app
+
+
+async def settled():
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped():
+    socket, log = Socket(), []
+    await socket.allow(1000)
+    app = ReaderPace(speaker(3, 1000, log), timeout_s=0.05)
+    with pytest.raises(SlowReader):
+        await app(SCOPE, socket.receive, socket.send)
+    assert socket.taken == 1000
+    assert log[0] == 1000
+    assert isinstance(log[-1], SlowReader)
+
+
+async def test_a_slow_reader_that_takes_something_in_time_gets_everything():
+    socket, log = Socket(), []
+    app = ReaderPace(speaker(6, 1000, log), timeout_s=0.2)
+    call = asyncio.create_task(app(SCOPE, socket.receive, socket.send))
+    for _ in range(6):
+        await asyncio.sleep(0.1)  # in all three times the timeout
+        await socket.allow(1000)
+    await call
+    assert socket.taken == 6000
+    assert socket.messages[-1] == {"type": "http.response.body", "body": b""}
+
+
+async def test_nothing_more_is_tried_on_a_reader_that_has_stalled():
+    socket, log = Socket(), []
+
+    async def app(scope, receive, send):
+        for _ in range(2):  # as server-sent events do: an error, then a word about it
+            try:
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            except SlowReader as error:
+                log.append(error)
+                await socket.allow(10)
+
+    await ReaderPace(app, timeout_s=0.05)(SCOPE, socket.receive, socket.send)
+    assert len(log) == 2
+    assert socket.taken == 0
+
+
+async def test_a_whole_body_is_sent_in_parts_and_complete():
+    socket, body = Socket(), bytes(range(256)) * (PART_BYTES // 100)
+    await socket.allow(len(body))
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.body", "body": body})
+
+    await ReaderPace(app, timeout_s=1)(SCOPE, socket.receive, socket.send)
+    assert max(len(message["body"]) for message in socket.messages) <= PART_BYTES
+    assert [message.get("more_body", False) for message in socket.messages].count(False) == 1
+    assert not socket.messages[-1].get("more_body", False)
+    assert b"".join(message["body"] for message in socket.messages) == body
+
+
+async def test_behind_the_proxy_no_more_than_the_window_is_on_its_way():
+    """Ten times the window, read slowly: all of it comes, and the queues between never held more than one window."""
+    size, num_parts = REPORT_BYTES, 10 * WINDOW_BYTES // REPORT_BYTES
+    socket, log = Socket(), []
+    queues = Queues(ReaderPace(speaker(num_parts, size, log), timeout_s=5))
+    call = asyncio.create_task(ReaderCredits(queues)(SCOPE, socket.receive, socket.send))
+    await settled()
+    assert len(log) * size <= WINDOW_BYTES + size
+    for _ in range(num_parts):
+        await socket.allow(size)
+        await settled()
+    await call
+    assert socket.taken == num_parts * size
+    assert WINDOW_BYTES // 2 < queues.most_waiting <= WINDOW_BYTES
+    assert not socket.messages[-1].get("more_body", False)
+
+
+async def test_a_reader_behind_the_proxy_that_takes_nothing_loses_its_connection():
+    socket, log = Socket(), []
+    queues = Queues(ReaderPace(speaker(3, 1000, log), timeout_s=0.05))
+    await socket.allow(1000)
+    await asyncio.wait_for(ReaderCredits(queues)(SCOPE, socket.receive, socket.send), 5)
+    assert socket.is_aborted
+    assert socket.taken == 1000
+
+
+async def test_what_the_two_ends_tell_each_other_reaches_neither_client_nor_app():
+    socket, seen = Socket(), {}
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+        for _ in range(4):
+            await send({"type": "http.response.body", "body": bytes(REPORT_BYTES), "more_body": True})
+        socket.abort()
+        seen["message"] = await receive()
+        await send({"type": "http.response.body", "body": b""})
+
+    await socket.allow(4 * REPORT_BYTES)
+    await ReaderCredits(ReaderPace(app, timeout_s=1))(SCOPE, socket.receive, socket.send)
+    assert seen["message"]["type"] == "http.disconnect"
+    assert socket.messages[0]["headers"] == [(b"a", b"b")]
+
+
+async def test_a_client_that_claims_to_be_our_proxy_only_stops_itself():
+    socket, log = Socket(), []
+    await socket.allow(100 * WINDOW_BYTES)
+    scope = {**SCOPE, "headers": [(b"x-reader-credits", b"1")]}
+    app = ReaderPace(speaker(3, WINDOW_BYTES, log), timeout_s=0.05)
+    with pytest.raises(SlowReader):
+        await app(scope, socket.receive, socket.send)
