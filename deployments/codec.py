@@ -23,6 +23,7 @@ from deployments.exported import RaySink
 from deployments.handles import StartStream, Transport, bind_stream, is_death, root_cause
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
+from deployments.tracing import traced_stream
 from qwen3tts_core.config import CodecEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
 from qwen3tts_core.errors import EngineDown, EngineFault
@@ -112,7 +113,11 @@ class Codec:
         start_talker = self._start_talker.get(request.model)
         if start_talker is None:
             raise EngineFault(f"no talker here speaks for {request.model!r}, only {list(self._start_talker)}")
-        with self._outbox.stream(request.request_id) as audio, self._load.stream() as playback:
+        with (
+            traced_stream("codec.decode", request) as span,
+            self._outbox.stream(request.request_id) as audio,
+            self._load.stream() as playback,
+        ):
             feeding: asyncio.Task[None] | None = None
             try:
                 self._engine.open(request.request_id, request.reference)
@@ -120,9 +125,12 @@ class Codec:
                     # The cuts show in the rounding: to be kept where bytes count, else big pieces are faster.
                     cuts = request.resume.cuts if self._keeps_bytes else ()
                     self._engine.replay(request.request_id, request.resume.codes, cuts)
-                feeding = asyncio.create_task(self._feed(request, start_talker, playback))
+                feeding = asyncio.create_task(
+                    self._feed(request, start_talker, playback), context=span.context
+                )
                 async for chunk in audio:
                     playback.sent(chunk.first_frame, chunk.num_frames)
+                    span.sent(chunk)
                     yield chunk.to_bytes()
                     if chunk.finish is not None:
                         return

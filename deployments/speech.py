@@ -38,6 +38,7 @@ from deployments.request_metrics import RequestMetrics
 from deployments.schemas import SpeechBody, parse_speech_body
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import Sleepers
+from deployments.tracing import traced_request
 from deployments.voice_aliases import VoiceAliases
 from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.types import AudioChunk
@@ -80,7 +81,8 @@ class SpeechCall(Response):
         self._codec = model.frontend.config.codec
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._parts.record(self._request_id, self._codec.sample_rate_hz) as record:
+        own_record = self._parts.record(self._request_id, self._codec.sample_rate_hz)
+        with traced_request(own_record) as record:
             self._parts.unread.check()
             body, clone = await self._read()
             record.note(model=self._model.name)

@@ -19,6 +19,7 @@ from deployments.engine_metrics import TALKER_TABLE, start_publishing
 from deployments.exported import RaySink
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, StreamLoad
+from deployments.tracing import traced_stream
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -95,11 +96,16 @@ class Talker:
 
         Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
         """
-        with self._outbox.stream(request.request_id) as frames, self._load.stream() as playback:
+        with (
+            traced_stream("talker.generate", request) as span,
+            self._outbox.stream(request.request_id) as frames,
+            self._load.stream() as playback,
+        ):
             try:
                 self._engine.submit(request)
                 async for batch in frames:
                     playback.sent(batch.first_frame, batch.num_frames)
+                    span.sent(batch)
                     yield batch.to_bytes()
                     if batch.finish is not None:
                         return
