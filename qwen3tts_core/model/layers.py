@@ -32,17 +32,27 @@ def rope_table(
     return RopeTable(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
+def gain_and_matrix(gain: Tensor, matrix: Tensor, *, fold: bool) -> tuple[nn.Parameter | None, nn.Parameter]:
+    """A norm's gain [D] and the matrix [.., N, D] after it; folded: None, and their product, rounded once."""
+    if not fold:
+        return frozen(gain), frozen(matrix)
+    return None, frozen((matrix.float() * gain.float()).to(matrix.dtype))
+
+
 class DecoderLayer(nn.Module):
     """Grouped-query attention with q/k norm and rotary positions, then a SwiGLU MLP."""
 
-    def __init__(self, reader: WeightReader, prefix: str, config: TransformerConfig) -> None:
+    def __init__(
+        self, reader: WeightReader, prefix: str, config: TransformerConfig, *, fold_gains: bool
+    ) -> None:
+        """fold_gains: see `Ops.folds_gains`."""
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
         q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         self.eps = config.rms_norm_eps
-        self.input_norm = frozen(reader.take(f"{prefix}.input_layernorm.weight", width))
-        self.qkv = frozen(
+        self.input_norm, self.qkv = gain_and_matrix(
+            reader.take(f"{prefix}.input_layernorm.weight", width),
             reader.concat(
                 {
                     f"{attention}.q_proj.weight": q_rows,
@@ -50,21 +60,24 @@ class DecoderLayer(nn.Module):
                     f"{attention}.v_proj.weight": kv_rows,
                 },
                 width,
-            )
+            ),
+            fold=fold_gains,
         )
         self.q_norm = frozen(reader.take(f"{attention}.q_norm.weight", config.head_dim))
         self.k_norm = frozen(reader.take(f"{attention}.k_norm.weight", config.head_dim))
         self.o_proj = frozen(reader.take(f"{attention}.o_proj.weight", width, q_rows))
-        self.mlp_norm = frozen(reader.take(f"{prefix}.post_attention_layernorm.weight", width))
-        self.gate_up = frozen(
-            reader.concat({f"{mlp}.gate_proj.weight": inner, f"{mlp}.up_proj.weight": inner}, width)
+        self.mlp_norm, self.gate_up = gain_and_matrix(
+            reader.take(f"{prefix}.post_attention_layernorm.weight", width),
+            reader.concat({f"{mlp}.gate_proj.weight": inner, f"{mlp}.up_proj.weight": inner}, width),
+            fold=fold_gains,
         )
         self.down = frozen(reader.take(f"{mlp}.down_proj.weight", width, inner))
 
     def forward(self, hidden: Tensor, ops: Ops, rope: RopeTable, layout: Layout, kv: LayerKV) -> Tensor:
         """[N, D] -> [N, D]; writes the rows' keys and values into `kv`."""
-        qkv = ops.norm_linear(hidden, self.input_norm, self.eps, self.qkv)
-        attended = ops.attention(qkv, self.q_norm, self.k_norm, self.eps, rope, layout, kv)
+        attended = ops.norm_attention(
+            hidden, self.input_norm, self.eps, self.qkv, self.q_norm, self.k_norm, rope, layout, kv
+        )
         hidden = ops.linear_add(attended, self.o_proj, hidden)
         gated = ops.norm_gate_up(hidden, self.mlp_norm, self.eps, self.gate_up)
         return ops.linear_add(gated, self.down, hidden)

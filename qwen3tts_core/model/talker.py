@@ -64,7 +64,8 @@ class Talker(nn.Module):
             )
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(reader, f"model.layers.{i}", transformer) for i in range(transformer.num_layers)
+            DecoderLayer(reader, f"model.layers.{i}", transformer, fold_gains=ops.folds_gains)
+            for i in range(transformer.num_layers)
         )
         self.norm = frozen(reader.take("model.norm.weight", width))
         self.codec_head = frozen(reader.take("codec_head.weight", talker.vocab_size, width))
@@ -74,6 +75,7 @@ class Talker(nn.Module):
             talker_width=width,
             first_embedding=self.codec_embedding,
             group_embeddings=self.group_embeddings,
+            fold_gains=ops.folds_gains,
         )
         reader.finish()
         self.rope = rope_table(transformer, num_positions, device, dtype)

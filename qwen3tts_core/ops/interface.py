@@ -127,12 +127,14 @@ class Ops(Protocol):
     """Everything a decoder layer and a draw are made of."""
 
     name: str
+    folds_gains: bool
+    """Whether the model, at load, multiplies a norm's gain into the matrix after it and passes None for it."""
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """[N, D] -> [N, D]. Normalised in float32, cast back, then times weight (spec 2.1)."""
         ...
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor) -> Tensor:
         """rms_norm, then x @ weight.T. [N, D] -> [N, weight rows]."""
         ...
 
@@ -142,8 +144,23 @@ class Ops(Protocol):
         """residual + x @ weight.T. May write the result into `residual`."""
         ...
 
-    def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Tensor) -> Tensor:
         """silu(gate) * up of the normed rows. gate_up: [2 I, D], gate first. [N, D] -> [N, I]."""
+        ...
+
+    def norm_attention(
+        self,
+        x: Tensor,
+        norm_weight: Tensor | None,
+        eps: float,
+        weight: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        rope: RopeTable,
+        layout: Layout,
+        kv: LayerKV,
+    ) -> Tensor:
+        """`attention` of norm_linear(x, norm_weight, eps, weight). [N, D] -> [N, H E]."""
         ...
 
     def attention(

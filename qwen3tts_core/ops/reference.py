@@ -42,16 +42,17 @@ class ReferenceOps:
     """
 
     name = "reference"
+    folds_gains = False
 
     def __init__(self, *, trim_context: bool = True) -> None:
         self._trim_context = trim_context
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-        return normed.to(x.dtype) * weight
+        return normed.to(x.dtype) if weight is None else normed.to(x.dtype) * weight
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor) -> Tensor:
         return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -60,9 +61,24 @@ class ReferenceOps:
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         return residual + functional.linear(x, weight)
 
-    def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Tensor) -> Tensor:
         gate, up = self.norm_linear(x, norm_weight, eps, gate_up).chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def norm_attention(
+        self,
+        x: Tensor,
+        norm_weight: Tensor | None,
+        eps: float,
+        weight: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        rope: RopeTable,
+        layout: Layout,
+        kv: LayerKV,
+    ) -> Tensor:
+        qkv = self.norm_linear(x, norm_weight, eps, weight)
+        return self.attention(qkv, q_norm, k_norm, eps, rope, layout, kv)
 
     def attention(
         self,

@@ -52,6 +52,7 @@ class CudaOps:
     """
 
     name = "cuda"
+    folds_gains = True
 
     def __init__(self, device: torch.device, *, num_processors: int, pdl: bool = True) -> None:
         self._device = device
@@ -64,15 +65,15 @@ class CudaOps:
 
             self._decode = DecodeKernels(device, num_processors=num_processors)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return kernels.rms_norm(x, weight, eps, pdl=self._pdl)
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
-        if self._decode is not None and self._decode.accepts_linear(x, weight):
-            return self._decode.linear(x, weight, norm_weight=norm_weight, eps=eps)
+    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor) -> Tensor:
+        if norm_weight is None and self._decode is not None and self._decode.accepts_linear(x, weight):
+            return self._decode.linear(x, weight, normed=True, eps=eps)
         if _is_matrix_product(x):
             return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
-        return kernels.linear(x, weight, norm_weight=norm_weight, eps=eps, pdl=self._pdl)
+        return kernels.linear(x, weight, normed=True, norm_weight=norm_weight, eps=eps, pdl=self._pdl)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         if self._decode is not None and self._decode.accepts_linear(x, weight):
@@ -88,12 +89,37 @@ class CudaOps:
             return residual.addmm_(x, weight.T)
         return kernels.linear(x, weight, residual=residual, pdl=self._pdl)
 
-    def norm_gate_up(self, x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor) -> Tensor:
-        if self._decode is not None and self._decode.accepts_linear(x, gate_up):
-            return self._decode.linear(x, gate_up, norm_weight=norm_weight, eps=eps, gated=True)
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Tensor) -> Tensor:
         if _is_matrix_product(x):
-            return kernels.silu_mul(self.norm_linear(x, norm_weight, eps, gate_up), pdl=self._pdl)
-        return kernels.linear(x, gate_up, norm_weight=norm_weight, eps=eps, gated=True, pdl=self._pdl)
+            if norm_weight is not None:
+                return kernels.silu_mul(self.norm_linear(x, norm_weight, eps, gate_up), pdl=self._pdl)
+            product = functional.linear(x, gate_up)
+            return kernels.silu_mul(product, unscaled=x, eps=eps, pdl=self._pdl)
+        if norm_weight is None and self._decode is not None and self._decode.accepts_linear(x, gate_up):
+            return self._decode.linear(x, gate_up, normed=True, eps=eps, gated=True)
+        return kernels.linear(
+            x, gate_up, normed=True, norm_weight=norm_weight, eps=eps, gated=True, pdl=self._pdl
+        )
+
+    def norm_attention(
+        self,
+        x: Tensor,
+        norm_weight: Tensor | None,
+        eps: float,
+        weight: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        rope: RopeTable,
+        layout: Layout,
+        kv: LayerKV,
+    ) -> Tensor:
+        # The norm's scale, one number per row, can wait for a kernel that is there anyway.
+        waits = (
+            norm_weight is None and _is_matrix_product(x) and self._takes_unscaled(len(weight), layout, kv)
+        )
+        qkv = functional.linear(x, weight) if waits else self.norm_linear(x, norm_weight, eps, weight)
+        unscaled = x if waits else None
+        return self._attend(qkv, q_norm, k_norm, eps, rope, layout, kv, unscaled)
 
     def attention(
         self,
@@ -105,9 +131,31 @@ class CudaOps:
         layout: Layout,
         kv: LayerKV,
     ) -> Tensor:
-        decode = (
-            self._decode if self._decode is not None and self._decode.accepts_attention(qkv, kv) else None
-        )
+        return self._attend(qkv, q_norm, k_norm, eps, rope, layout, kv, None)
+
+    def _takes_unscaled(self, qkv_width: int, layout: Layout, kv: LayerKV) -> bool:
+        """A decode step whose rows are independent: the kernel that attends also writes keys and values."""
+        if self._decode is None or not self._decode.accepts_attention(qkv_width, kv):
+            return False
+        if isinstance(layout, FrameLayout):
+            return layout.num_positions == 1
+        return isinstance(layout, DecodeLayout) and not layout.rows_share_pages
+
+    def _attend(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        rope: RopeTable,
+        layout: Layout,
+        kv: LayerKV,
+        unscaled: Tensor | None,
+    ) -> Tensor:
+        """unscaled: what qkv was projected from, where that came without its norm's scale."""
+        decode = self._decode
+        if decode is not None and not decode.accepts_attention(qkv.shape[1], kv):
+            decode = None
         table_rows = None
         if isinstance(layout, PrefillLayout):
             table_rows = layout.row_sequence
@@ -116,14 +164,16 @@ class CudaOps:
             )
         elif isinstance(layout, FrameLayout):
             if decode is not None and layout.num_positions == 1:
-                return decode.frame_attention(qkv, q_norm, k_norm, eps, rope, layout.position, kv)
+                position = layout.position
+                return decode.frame_attention(qkv, q_norm, k_norm, eps, rope, position, kv, unscaled=unscaled)
             layout = self._spelled_out(layout, len(qkv), kv.page_size)
         if decode is None:
             return self._attention(qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows)
-        if layout.rows_share_pages:
+        fused = not layout.rows_share_pages
+        if not fused:
             self._attention.write(qkv, k_norm, eps, rope, layout, kv)
         return decode.attention(
-            qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows, fused=not layout.rows_share_pages
+            qkv, q_norm, k_norm, eps, rope, layout, kv, table_rows, fused=fused, unscaled=unscaled
         )
 
     def _spelled_out(self, layout: FrameLayout, num_rows: int, page_size: int) -> DecodeLayout:

@@ -72,11 +72,6 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   return r;
 }
 __device__ __forceinline__ float round_bf16(float x) { return low_f32(pack_bf16(x, 0.0f)); }
-__device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
-  u32 r;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-  return r;
-}
 __device__ __forceinline__ float bf16_at(const u16* p) { return __uint_as_float(((u32)*p) << 16); }
 
 // D[16 x 8] += A[16 x 16] B[16 x 8]. Which k each thread holds doesn't matter, as long as A and B
@@ -89,7 +84,7 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 
 // ------------------------------------------------------------------------------------ linear
 // out[m, n] = sum_k x[m, k] w[n, k], for m < num_rows <= 8 NT.
-//   NORM: x is RMS-normed (its gain applied to x, its scale, one number per row, at the end).
+//   NORM: x is RMS-normed. Its gain is in w already; its scale, one number per row, comes at the end.
 //   GATED: w holds gate rows, then up rows; out = silu(gate) up.
 //   RESIDUAL: out += residual.
 // A block owns 16 MT weight rows; its W warps share K. Weight rows are mma's 16, batch rows its 8.
@@ -97,7 +92,7 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 // AHEAD: chunks of x that a warp has in flight after the wait. BLOCKS: wanted per multiprocessor.
 template <int K, int W, int MT, int NT, int PRE, int AHEAD, int BLOCKS, bool NORM, bool GATED, bool RESIDUAL>
 __global__ void __launch_bounds__(W * 32, BLOCKS)
-linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16* __restrict__ w,
+linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
               const u16* __restrict__ residual, u16* __restrict__ out, int num_rows, int n_out, float eps) {
   constexpr int CHUNKS = K / 32 / W;
   static_assert(CHUNKS * 32 * W == K, "K must split evenly over the warps");
@@ -120,7 +115,7 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16
     rows[m][0] = w + r * K + k0;
     rows[m][1] = w + (GATED ? r + n_out : r + 8) * K + k0;
   }
-  Vec8 a[CHUNKS][MT][2], b[CHUNKS][NT], gains[NORM ? CHUNKS : 1];
+  Vec8 a[CHUNKS][MT][2], b[CHUNKS][NT];
   auto load_a = [&](int c) {
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
@@ -129,7 +124,6 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16
     }
   };
   auto load_b = [&](int c) {
-    if (NORM) gains[c] = load_weights(gain + k0 + c * 32);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       const int row = n * 8 + g;
@@ -172,7 +166,6 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ gain, const u16
         for (int i = 0; i < 4; ++i) {
           const float lo = low_f32(b[c][n].v[i]), hi = high_f32(b[c][n].v[i]);
           square[n] += lo * lo + hi * hi;
-          b[c][n].v[i] = mul_bf16x2(b[c][n].v[i], gains[c].v[i]);
         }
       }
 #pragma unroll
@@ -437,13 +430,34 @@ __device__ __forceinline__ Rotation load_rotation(const u16* norm, const u16* co
   return r;
 }
 
-// Norm, round as the reference does, rotate. a, b: elements 2l, 2l+1 of the low and the high half.
-__device__ __forceinline__ void rotate(u32 a, u32 b, const Rotation& r, float eps, float (&low)[2], float (&high)[2]) {
+// The scale that RMSNorm gives this row of a layer's input, for a projection that came without it
+// (cuBLAS has no place for it); 1 where there is no such input. Each warp finds it on its own.
+__device__ __forceinline__ float missing_scale(const u16* unscaled, i64 row, int width, float eps, int lane) {
+  if (!unscaled) return 1.0f;
+  float s = 0.0f;
+#pragma unroll 8
+  for (int i = lane * 8; i < width; i += 32 * 8) {
+    const Vec8 x = load_shared_by_blocks(unscaled + row * width + i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) s += low_f32(x.v[j]) * low_f32(x.v[j]) + high_f32(x.v[j]) * high_f32(x.v[j]);
+  }
+#pragma unroll
+  for (int d = 16; d; d >>= 1) s += __shfl_xor_sync(0xffffffffu, s, d);
+  return rsqrtf(s / width + eps);
+}
+__device__ __forceinline__ u32 scale_pair(u32 pair, float by) {
+  return pack_bf16(low_f32(pair) * by, high_f32(pair) * by);
+}
+
+// Norm, round as the reference does, rotate. a, b: elements 2l, 2l+1 of the low and the high half,
+// still to be multiplied by `missing`.
+__device__ __forceinline__ void rotate(u32 a, u32 b, const Rotation& r, float missing, float eps, float (&low)[2],
+                                       float (&high)[2]) {
   const float x[4] = {low_f32(a), high_f32(a), low_f32(b), high_f32(b)};
   float s = x[0] * x[0] + x[1] * x[1] + x[2] * x[2] + x[3] * x[3];
 #pragma unroll
   for (int d = 16; d; d >>= 1) s += __shfl_xor_sync(0xffffffffu, s, d);
-  const float scale = rsqrtf(s / E + eps);
+  const float scale = missing * rsqrtf(s * missing * missing / E + eps);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const float lo = round_bf16(round_bf16(x[i] * scale) * r.low_gain[i]);
@@ -460,7 +474,8 @@ template <int GROUP>
 __global__ void __launch_bounds__(GROUP * 32)
 frame_attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, const u16* __restrict__ k_norm,
                        const u16* __restrict__ cos, const u16* __restrict__ sin, u16* __restrict__ key,
-                       u16* __restrict__ value, u16* __restrict__ out, int num_kv_heads, int position, float eps) {
+                       u16* __restrict__ value, u16* __restrict__ out, int num_kv_heads, int position,
+                       const u16* __restrict__ unscaled, int width, float eps) {
   __shared__ __align__(16) float q_shared[GROUP][E];
   __shared__ __align__(16) u16 own_key[GROUP][E];
   const int row = blockIdx.x, kv_head = blockIdx.y, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -488,15 +503,18 @@ frame_attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_no
   const u16* const k_head = token + (heads + kv_head) * E;
   const u32 q_lo = load_fresh_u32(q_head + 2 * lane), q_hi = load_fresh_u32(q_head + 64 + 2 * lane);
   const u32 k_lo = load_fresh_u32(k_head + 2 * lane), k_hi = load_fresh_u32(k_head + 64 + 2 * lane);
-  const Vec4 new_v = load_fresh_vec4(k_head + (i64)num_kv_heads * E + lane * 4);
+  Vec4 new_v = load_fresh_vec4(k_head + (i64)num_kv_heads * E + lane * 4);
+  const float missing = missing_scale(unscaled, row, width, eps, lane);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) new_v.v[i] = scale_pair(new_v.v[i], missing);
   float low[2], high[2];
-  rotate(q_lo, q_hi, q_rotation, eps, low, high);
+  rotate(q_lo, q_hi, q_rotation, missing, eps, low, high);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     q_shared[warp][2 * lane + i] = low[i] * SCALE;
     q_shared[warp][64 + 2 * lane + i] = high[i] * SCALE;
   }
-  rotate(k_lo, k_hi, k_rotation, eps, low, high);
+  rotate(k_lo, k_hi, k_rotation, missing, eps, low, high);
   const u32 lo = pack_bf16(low[0], low[1]), hi = pack_bf16(high[0], high[1]);
   *(u32*)(&own_key[warp][2 * lane]) = lo;
   *(u32*)(&own_key[warp][64 + 2 * lane]) = hi;
@@ -610,7 +628,7 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
                  const i64* __restrict__ write_index, const i64* __restrict__ page_table,
                  const i64* __restrict__ table_rows, u16* __restrict__ key, u16* __restrict__ value,
                  u16* __restrict__ out, float* __restrict__ partial, u32* __restrict__ arrived, int num_kv_heads,
-                 int num_table_pages, int max_splits, float eps) {
+                 int num_table_pages, int max_splits, const u16* __restrict__ unscaled, int width, float eps) {
   __shared__ float q_shared[GROUP][E];
   __shared__ __align__(16) u16 own_key[E];
   __shared__ float merged[WARPS * 2][GROUP][E + 2];
@@ -659,10 +677,12 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
 
   const u16* const token = qkv + (i64)row * (heads + 2 * num_kv_heads) * E;
   const bool owns_new = FUSED && split == splits - 1;
+  const float missing = missing_scale(unscaled, row, width, eps, lane);
   float low[2], high[2];
   if (warp < GROUP) {
     const u16* const head = token + (kv_head * GROUP + warp) * E;
-    rotate(load_fresh_u32(head + 2 * lane), load_fresh_u32(head + 64 + 2 * lane), q_rotation, eps, low, high);
+    rotate(load_fresh_u32(head + 2 * lane), load_fresh_u32(head + 64 + 2 * lane), q_rotation, missing, eps, low,
+           high);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       q_shared[warp][2 * lane + i] = low[i] * SCALE;
@@ -671,7 +691,8 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
   }
   if (owns_new && warp == WARPS - 1) {
     const u16* const head = token + (heads + kv_head) * E;
-    rotate(load_fresh_u32(head + 2 * lane), load_fresh_u32(head + 64 + 2 * lane), k_rotation, eps, low, high);
+    rotate(load_fresh_u32(head + 2 * lane), load_fresh_u32(head + 64 + 2 * lane), k_rotation, missing, eps, low,
+           high);
     const u32 lo = pack_bf16(low[0], low[1]), hi = pack_bf16(high[0], high[1]);
     u16* const to = key + (load_fresh_i64(write_index + row) * num_kv_heads + kv_head) * E;
     *(u32*)(to + 2 * lane) = lo;
@@ -680,7 +701,11 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
     *(u32*)(own_key + 64 + 2 * lane) = hi;
   }
   Vec8 new_v[1];
-  if (owns_new && warp == 0) new_v[0] = load_fresh(token + (heads + num_kv_heads + kv_head) * E + l16 * 8);
+  if (owns_new && warp == 0) {
+    new_v[0] = load_fresh(token + (heads + num_kv_heads + kv_head) * E + l16 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) new_v[0].v[i] = scale_pair(new_v[0].v[i], missing);
+  }
   __syncthreads();
 
   float q[GROUP][8];

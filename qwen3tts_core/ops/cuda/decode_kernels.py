@@ -92,25 +92,25 @@ class DecodeKernels:
         x: Tensor,
         weight: Tensor,
         *,
-        norm_weight: Tensor | None = None,
+        normed: bool = False,
         eps: float = 0.0,
         residual: Tensor | None = None,
         gated: bool = False,
         shape: LinearShape | None = None,
     ) -> Tensor:
-        """x [M, K], weight [N, K] (gated: [2 N, K], gate first) -> [M, N]."""
+        """x [M, K], weight [N, K] (gated: [2 N, K], gate first) -> [M, N]. normed: RMSNorm of x without its gain."""
         rows, k = x.shape
         n = len(weight) // 2 if gated else len(weight)
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
-        kind = "gated" if gated else "norm" if norm_weight is not None else "plain"
+        kind = "gated" if gated else "norm" if normed else "plain"
         batch_tiles = next(tiles for tiles in (1, 2, 4) if rows <= 8 * tiles)
         shape = shape or choose_shape(k, kind, batch_tiles)
         assert shape is not None, "accepts_linear said yes"
-        flags = ",".join(str(f).lower() for f in (norm_weight is not None, gated, residual is not None))
+        flags = ",".join(str(f).lower() for f in (normed, gated, residual is not None))
         cut = (
             f"{k},{shape.num_warps},{shape.weight_tiles},{batch_tiles},{shape.weights_ahead},{shape.x_ahead}"
         )
-        args = (x, norm_weight, weight, residual, out, rows, n, eps)
+        args = (x, weight, residual, out, rows, n, eps)
         grid = (n // ((8 if gated else 16) * shape.weight_tiles), 1, 1)
         kernel = self._library.get(f"linear_kernel<{cut},{shape.blocks},{flags}>")
         kernel.launch(grid, shape.num_warps * _WARP, args)
@@ -159,11 +159,11 @@ class DecodeKernels:
         return codes, fed
 
     # ------------------------------------------------------------ attention
-    def accepts_attention(self, qkv: Tensor, kv: LayerKV) -> bool:
+    def accepts_attention(self, qkv_width: int, kv: LayerKV) -> bool:
         _, page_size, num_kv_heads, head_dim = kv.key.shape
-        group = qkv.shape[1] // head_dim // num_kv_heads - 2
+        group = qkv_width // head_dim // num_kv_heads - 2
         sizes = head_dim == _HEAD_DIM and page_size == _PAGE_SIZE and group <= _MAX_GROUP
-        return sizes and qkv.dtype == torch.bfloat16
+        return sizes and kv.key.dtype == torch.bfloat16
 
     def attention(
         self,
@@ -177,8 +177,12 @@ class DecodeKernels:
         table_rows: Tensor | None,
         *,
         fused: bool,
+        unscaled: Tensor | None = None,
     ) -> Tensor:
-        """See `Ops.attention`; unless `fused`, the rows' keys and values are in the cache already."""
+        """See `Ops.attention`; unless `fused`, the rows' keys and values are in the cache already.
+
+        unscaled: [N, D], what qkv was projected from without its RMSNorm's scale.
+        """
         rows, num_kv_heads = len(qkv), kv.key.shape[2]
         group = qkv.shape[1] // _HEAD_DIM // num_kv_heads - 2
         num_table_pages = layout.page_table.shape[1]
@@ -191,7 +195,7 @@ class DecodeKernels:
             (
                 *(qkv, q_norm, k_norm, rope.cos, rope.sin, layout.positions, layout.write_index),
                 *(layout.page_table, table_rows, kv.key, kv.value, out, partial, arrived),
-                *(num_kv_heads, num_table_pages, splits, eps),
+                *(num_kv_heads, num_table_pages, splits, unscaled, _width(unscaled), eps),
             ),
         )
         return out
@@ -205,15 +209,20 @@ class DecodeKernels:
         rope: RopeTable,
         position: int,
         kv: LayerKV,
+        *,
+        unscaled: Tensor | None = None,
     ) -> Tensor:
-        """The code predictor's: every row at `position` of its own page."""
+        """The code predictor's: every row at `position` of its own page. unscaled: as in `attention`."""
         rows, num_kv_heads = len(qkv), kv.key.shape[2]
         group = qkv.shape[1] // _HEAD_DIM // num_kv_heads - 2
         out = torch.empty(rows, num_kv_heads * group * _HEAD_DIM, dtype=qkv.dtype, device=qkv.device)
         self._library.get(f"frame_attention_kernel<{group}>").launch(
             (rows, num_kv_heads, 1),
             group * _WARP,
-            (qkv, q_norm, k_norm, rope.cos, rope.sin, kv.key, kv.value, out, num_kv_heads, position, eps),
+            (
+                *(qkv, q_norm, k_norm, rope.cos, rope.sin, kv.key, kv.value, out, num_kv_heads, position),
+                *(unscaled, _width(unscaled), eps),
+            ),
         )
         return out
 
@@ -232,3 +241,7 @@ class DecodeKernels:
                 torch.zeros(units, dtype=torch.int32, device=self._device),
             )
         return self._scratch[key]
+
+
+def _width(x: Tensor | None) -> int:
+    return 0 if x is None else x.shape[1]

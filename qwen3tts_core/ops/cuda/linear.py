@@ -1,6 +1,6 @@
 """Linear layers over few rows: bound by reading the weights once.
 
-One kernel: optional RMSNorm of the input folded in (its scale is one number per row, applied at
+One kernel: optional RMSNorm of the input inside (its scale is one number per row, applied at
 the end), optional residual, or gate and up read together with SiLU in the epilogue. A program
 owns BLOCK_N weight rows and all of K, so a row's result doesn't depend on its neighbours.
 """
@@ -21,7 +21,7 @@ from qwen3tts_core.ops.cuda.pdl import prefetch_l2, wait_for_inputs
 def _linear_kernel(
     x_ptr, norm_ptr, w_ptr, residual_ptr, out_ptr,
     num_rows, N: tl.constexpr, K: tl.constexpr, eps,
-    HAS_NORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr,
+    HAS_NORM: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr, LINE: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
@@ -61,8 +61,9 @@ def _linear_kernel(
         if HAS_NORM:
             wide = x.to(tl.float32)
             square_sum += tl.sum(wide * wide, axis=1)
-            gain = tl.load(norm_ptr + kk, mask=kk < K, other=0.0).to(tl.float32)
-            x = (wide * gain[None, :]).to(x.dtype)
+            if HAS_GAIN:
+                gain = tl.load(norm_ptr + kk, mask=kk < K, other=0.0).to(tl.float32)
+                x = (wide * gain[None, :]).to(x.dtype)
         acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
         if GATED:
             if EVEN_N and EVEN_K:
@@ -86,26 +87,38 @@ def _linear_kernel(
 
 @triton.jit
 def _rms_norm_kernel(
-    x_ptr, weight_ptr, out_ptr, K, eps, BLOCK_K: tl.constexpr, PDL: tl.constexpr
+    x_ptr, weight_ptr, out_ptr, K, eps, HAS_GAIN: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0)
     k = tl.arange(0, BLOCK_K)
     mask = k < K
-    weight = tl.load(weight_ptr + k, mask=mask, other=0.0)
+    if HAS_GAIN:
+        weight = tl.load(weight_ptr + k, mask=mask, other=0.0)
     wait_for_inputs(PDL)
     x = tl.load(x_ptr + row * K + k, mask=mask, other=0.0)
     wide = x.to(tl.float32)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide) / K + eps)).to(x.dtype)
-    tl.store(out_ptr + row * K + k, normed * weight, mask=mask)
+    if HAS_GAIN:
+        normed = normed * weight
+    tl.store(out_ptr + row * K + k, normed, mask=mask)
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_mul_kernel(
+    gate_up_ptr, unscaled_ptr, out_ptr, N, K, eps,
+    HAS_SCALE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wait_for_inputs(PDL)
     gate = tl.load(gate_up_ptr + row * 2 * N + n, mask=n < N, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * N + N + n, mask=n < N, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        k = tl.arange(0, BLOCK_K)
+        x = tl.load(unscaled_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x) / K + eps)
+        gate *= scale
+        up *= scale
     gated = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out_ptr + row * N + n, gated.to(out_ptr.dtype.element_ty), mask=n < N)
 
@@ -143,6 +156,7 @@ def linear(
     x: Tensor,
     weight: Tensor,
     *,
+    normed: bool = False,
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
@@ -150,7 +164,10 @@ def linear(
     pdl: bool = True,
     tile: Tile | None = None,
 ) -> Tensor:
-    """x [M, K] with M <= MAX_ROWS, weight [N, K] (gated: [2 N, K], gate first) -> [M, N]."""
+    """x [M, K] with M <= MAX_ROWS, weight [N, K] (gated: [2 N, K], gate first) -> [M, N].
+
+    normed: RMSNorm of x first, its gain norm_weight unless that is in the weight already.
+    """
     num_rows, k = x.shape
     n = len(weight) // 2 if gated else len(weight)
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
@@ -162,7 +179,7 @@ def linear(
     _linear_kernel[grid](
         x, norm_weight if norm_weight is not None else x, weight, residual if residual is not None else x, out,
         num_rows, n, k, eps,
-        HAS_NORM=norm_weight is not None, HAS_RESIDUAL=residual is not None, GATED=gated,
+        HAS_NORM=normed, HAS_GAIN=norm_weight is not None, HAS_RESIDUAL=residual is not None, GATED=gated,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0,
         BLOCK_M=block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
         PREFETCH=tile.prefetch, LINE=min(128 // weight.element_size(), tile.block_k), PDL=pdl,
@@ -172,25 +189,34 @@ def linear(
     return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, pdl: bool = True) -> Tensor:
-    """[N, D] -> [N, D]; also any leading shape of contiguous rows."""
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, pdl: bool = True) -> Tensor:
+    """[N, D] -> [N, D]; also any leading shape of contiguous rows. weight: None where it is 1."""
     out = torch.empty_like(x)
     width = x.shape[-1]
     block = triton.next_power_of_2(width)
     _rms_norm_kernel[(x.numel() // width,)](
-        x, weight, out, width, eps, BLOCK_K=block, PDL=pdl, num_warps=4, **launch_options(pdl)
-    )
+        x, x if weight is None else weight, out, width, eps,
+        HAS_GAIN=weight is not None, BLOCK_K=block, PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip
     return out
 
 
-def silu_mul(gate_up: Tensor, *, pdl: bool = True) -> Tensor:
-    """[N, 2 I], gate first -> silu(gate) * up, [N, I]."""
+def silu_mul(
+    gate_up: Tensor, *, unscaled: Tensor | None = None, eps: float = 0.0, pdl: bool = True
+) -> Tensor:
+    """[N, 2 I], gate first -> silu(gate) * up, [N, I].
+
+    unscaled: [N, D], what gate and up were projected from without its RMSNorm's scale.
+    """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(width))
+    source = gate_up if unscaled is None else unscaled
     _silu_mul_kernel[(rows, triton.cdiv(width, block))](
-        gate_up, out, width, BLOCK=block, PDL=pdl, num_warps=4, **launch_options(pdl)
-    )
+        gate_up, source, out, width, source.shape[1], eps,
+        HAS_SCALE=unscaled is not None, BLOCK_K=triton.next_power_of_2(source.shape[1]), BLOCK=block,
+        PDL=pdl, num_warps=4, **launch_options(pdl),
+    )  # fmt: skip
     return out
 
 

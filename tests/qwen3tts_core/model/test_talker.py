@@ -121,6 +121,29 @@ def test_forced_frames_give_the_reference_s_hidden_states_and_logits(variant):
     np.testing.assert_allclose(logits, arrays["forced_logits"], rtol=0, atol=2e-5)
 
 
+class FoldingOps(ReferenceOps):
+    """Asks for norms without gains, as a GPU's backend does."""
+
+    folds_gains = True
+
+
+@pytest.mark.parametrize("variant", FOLDERS)
+def test_gains_folded_into_matrices_change_rounding_only(variant):
+    """Hidden states and the logits of every group."""
+    plain, folded = checkpoint_talker(variant), checkpoint_talker(variant, ops=FoldingOps())
+    assert all(layer.input_norm is None and layer.mlp_norm is None for layer in folded.layers)
+    assert folded.code_predictor.norm is None
+    case = forced(variant, "plain_auto_stream")
+    rows = case.input_rows(plain)
+    hidden = run_rows(plain, rows, [len(rows)])
+    torch.testing.assert_close(run_rows(folded, rows, [len(rows)]), hidden, rtol=0, atol=1e-5)
+    logs = [], []
+    for talker, log in zip((plain, folded), logs, strict=True):
+        talker.code_predictor(hidden[-8:], case.codes[:, 0], talker.ops, scripted(case.codes, log))
+    for (_, expected), (_, logits) in zip(*logs, strict=True):
+        torch.testing.assert_close(logits, expected, rtol=0, atol=2e-5)
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6))
 def test_a_prompt_in_pieces_is_the_whole_prompt(cuts):

@@ -35,13 +35,15 @@ def check_linears(rows, outputs, width):
     gain, residual = torch.rand(width) + 0.5, torch.randn(rows, outputs)
     gate_up = torch.randn(2 * outputs, width) / width**0.5
     compare(f"linear: {name}", ops.linear(x, weight), REFERENCE.linear(x, weight))
-    compare(f"rms_norm: {name}", ops.rms_norm(x, gain, EPS), REFERENCE.rms_norm(x, gain, EPS))
-    normed = REFERENCE.norm_linear(x, gain, EPS, weight)
-    compare(f"norm_linear: {name}", ops.norm_linear(x, gain, EPS, weight), normed)
+    for norm in (gain, None):
+        compare(f"rms_norm: {name}", ops.rms_norm(x, norm, EPS), REFERENCE.rms_norm(x, norm, EPS))
+        normed = REFERENCE.norm_linear(x, norm, EPS, weight)
+        compare(f"norm_linear: {name}", ops.norm_linear(x, norm, EPS, weight), normed)
     added = REFERENCE.linear_add(x, weight, residual)
     compare(f"linear_add: {name}", ops.linear_add(x, weight, residual.clone()), added)
-    gated = REFERENCE.norm_gate_up(x, gain, EPS, gate_up)
-    compare(f"norm_gate_up: {name}", ops.norm_gate_up(x, gain, EPS, gate_up), gated)
+    for norm in (gain, None):
+        gated = REFERENCE.norm_gate_up(x, norm, EPS, gate_up)
+        compare(f"norm_gate_up: {name}", ops.norm_gate_up(x, norm, EPS, gate_up), gated)
 
 
 def cached_streams(rows, kv_heads, head_dim, pages, page_size, positions):

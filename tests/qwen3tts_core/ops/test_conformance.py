@@ -109,9 +109,9 @@ def test_linear_maps(backend, dtype, num_rows, width, outputs):
     assert_conforms(
         ops.linear_add(x, weight, residual), YARDSTICK.linear_add(x32, weight32, residual32), dtype
     )
-    assert_conforms(
-        ops.norm_linear(x, norm, EPS, weight), YARDSTICK.norm_linear(x32, norm32, EPS, weight32), dtype
-    )
+    for gain, gain32 in ((norm, norm32), (None, None)):
+        expected = YARDSTICK.norm_linear(x32, gain32, EPS, weight32)
+        assert_conforms(ops.norm_linear(x, gain, EPS, weight), expected, dtype)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,9 @@ def test_norm_gate_up(backend, dtype, num_rows, width, inner):
     x, x32 = inputs(num_rows, width)
     norm, norm32 = inputs(width, scale=0.2, offset=1.0)
     gate_up, gate_up32 = inputs(2 * inner, width, scale=width**-0.5)
-    expected = YARDSTICK.norm_gate_up(x32, norm32, EPS, gate_up32)
-    assert_conforms(ops.norm_gate_up(x, norm, EPS, gate_up), expected, dtype)
+    for gain, gain32 in ((norm, norm32), (None, None)):
+        expected = YARDSTICK.norm_gate_up(x32, gain32, EPS, gate_up32)
+        assert_conforms(ops.norm_gate_up(x, gain, EPS, gate_up), expected, dtype)
 
 
 def test_a_row_of_nan_stays_alone(backend, dtype):
@@ -273,6 +274,45 @@ def test_attention_over_the_code_predictor_s_scratch(backend, dtype, shape, batc
     wide = RopeTable(rope.cos.float(), rope.sin.float())
     expected = run(YARDSTICK, "cpu", streams.float(), [norm.float() for norm in norms], wide, torch.float32)
     assert_conforms(actual, expected, dtype, "attention")
+
+
+@pytest.mark.parametrize("is_frame", [False, True], ids=["paged", "frame"])
+@pytest.mark.parametrize("has_gain", [False, True], ids=["folded", "gain"])
+@pytest.mark.parametrize(
+    ("shape", "num_rows"),
+    [(HEADS[1], 5), (HEADS[5], 3), (HEADS[5], 40), *only_on_gpu((HEADS[5], 128))],
+    ids=str,
+)
+def test_norm_attention(backend, dtype, shape, num_rows, has_gain, is_frame):
+    """Rows of small and of large scale: whatever applies the norm's scale must not forget it anywhere."""
+    ops, device = backend
+    inputs, position, width = Inputs(dtype, device), 3, 256
+    x, x32 = inputs(num_rows, width)
+    sizes = 4.0 ** (torch.arange(num_rows) % 7 - 3)[:, None]  # powers of two: exact in any dtype
+    x, x32 = x * sizes.to(device, dtype), x32 * sizes
+    gains = inputs(width, scale=0.2, offset=1.0) if has_gain else (None, None)
+    weights = inputs(shape.qkv_width, width, scale=width**-0.5)
+    places = (num_rows, PAGE, shape.num_kv_heads, shape.head_dim)
+    keys, values = inputs(*places), inputs(*places)
+    norms, rope = shape.norms(dtype), rope_for(shape.head_dim, PAGE, dtype)
+
+    def run(ops, side, to):
+        layout = FrameLayout(position)
+        if not is_frame:
+            layout = spell_out(layout, num_rows, PAGE, (x, x32)[side].device)
+        kv = LayerKV(keys[side].clone(), values[side].clone())
+        rotation = RopeTable(to(rope.cos), to(rope.sin))
+        out = ops.norm_attention(
+            (x, x32)[side], gains[side], EPS, weights[side], *(to(n) for n in norms), rotation, layout, kv
+        )
+        return out, kv.key.float().cpu(), kv.value.float().cpu()
+
+    out, *cache = run(ops, 0, lambda t: t.to(device))
+    expected, *expected_cache = run(YARDSTICK, 1, lambda t: t.float())
+    assert_conforms(out, expected, dtype, "attention")
+    for written, wanted in zip(cache, expected_cache, strict=True):
+        limit = TOLERANCE[dtype]["attention"] * float(wanted.abs().max())
+        torch.testing.assert_close(written, wanted, rtol=0, atol=limit)
 
 
 # ---------------------------------------------------------------- noise and draws
