@@ -7,10 +7,11 @@ PYTHON  ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 FAST    ?=
 CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
+ARGS    ?=
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec serve serve-gpu clean
+.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +23,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	@echo "==> 1/2 virtual environment $(VENV) from $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "==> 2/2 packages, locked by .ci/constraints.txt (torch alone is about 200 MB; some minutes)"
-	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[serve,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[serve,load,dev]'
 	@touch $@
 
 install-gpu: $(STAMP)-gpu  ## The packages of the GPU kernels on top
@@ -61,6 +62,10 @@ bench-talker: install-gpu  ## ms per frame of the Talker engine on this GPU; CHE
 
 bench-codec: install-gpu  ## ms per step of the codec decoder on this GPU, and what each dtype costs; CHECKPOINT=a folder
 	$(BIN)/python -m load_tests.bench_codec --checkpoint $(CHECKPOINT)
+
+bench-serve: CONFIG = serve_configs/qwen3tts.yaml
+bench-serve: install-gpu  ## Our server under load on this GPU, and what stops it; CHECKPOINT=a folder, FAST=1, ARGS='--seconds 20'
+	$(BIN)/python -m load_tests.bench_serve --config $(CONFIG) --checkpoint $(CHECKPOINT) $(if $(FAST),--fast) $(ARGS)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)

@@ -1,0 +1,162 @@
+"""`make bench-serve`: our own server under a closed loop, what it cost, and what stopped it.
+
+    python -m load_tests.bench_serve --checkpoint DIR --out runs/a [--fast] [--seconds 20] [--mps]
+        [--config serve_configs/qwen3tts.yaml] [--set codec_dtype=float16] [--set 'transport.talker_to_codec="value"']
+
+Starts the config with another checkpoint and as many slots as the highest concurrency, waits until it is ready,
+then sends requests for so many seconds at each concurrency, and ends what it started. Frame limits are drawn
+per request, since random weights find no end of their own: `--frames 60-112` is 4.8 to 9 s of audio. Needs
+aiohttp, psutil and PyYAML beside what serves. The tables come last; `load_tests.report` draws plots later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from load_tests.__main__ import (
+    add_closed,
+    add_common,
+    jobs_of,
+    key_and_json,
+    plain,
+    target_of,
+    verdict,
+    whole_numbers,
+)
+from load_tests.commands import find_model, measure_closed
+from load_tests.engine_counters import EngineCounters
+from load_tests.environment import describe_environment
+from load_tests.gpu_busy import GpuSampler
+from load_tests.report import write_report
+from load_tests.run import Run, say
+from load_tests.scenarios import Closed
+from load_tests.served import ServedConfig, changed_config, end_mps, start_mps
+from load_tests.watch import Watch
+from load_tests.workers import Pass, Workers
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    try:
+        levels = measure(arguments, list(argv or sys.argv[1:]))
+        print(write_report(arguments.out, plots=False), flush=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"==> {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"out": str(arguments.out), "levels": [brief(level) for level in levels]}))
+    return verdict(levels)
+
+
+def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
+    """The levels. Raises OSError, ValueError, RuntimeError."""
+    config = changed_config(arguments.config, changes_of(arguments), http_of(arguments))
+    with ExitStack() as stack:
+        env = stack.enter_context(mps(arguments.out)) if arguments.mps else {}
+        served = stack.enter_context(ServedConfig(config, arguments.out, fast=arguments.fast, env=env))
+        workers = stack.enter_context(Workers(arguments.workers))
+        gpu = stack.enter_context(GpuSampler())
+        engines = None
+        if arguments.engine_counters:
+            engines = EngineCounters()
+            stack.callback(engines.close)
+        arguments.url = served.address.url
+        target = find_model(target_of(arguments))
+        about = {
+            "kind": "bench_serve",
+            "label": arguments.label or "Ray Serve",
+            "engine": target.engine,
+            "model": target.model,
+            "ready_s": served.ready_s,
+            "config": config,
+            "mps": arguments.mps,
+            "fast": arguments.fast,
+            "arguments": {name: plain(value) for name, value in vars(arguments).items() if name != "api_key"},
+            "environment": describe_environment(["python", "-m", "load_tests.bench_serve", *argv]),
+        }
+        watch = Watch({os.getpid(): "bench", **dict.fromkeys(workers.pids, "client")}, gpu, engines)
+        run = Run(
+            arguments.out,
+            arguments.name or "bench_serve",
+            about,
+            workers,
+            ends_by_limit=arguments.ends_by_limit,
+        )
+        stack.callback(run.close)
+        jobs = jobs_of(arguments)
+        for concurrency in arguments.concurrency:
+            noted = measure_closed(
+                arguments, run, Pass(target, Closed(concurrency), jobs), str(concurrency), watch
+            )
+            say(f"{concurrency} streams: {noted['bottleneck']}")
+        run.save()
+        return run.levels
+
+
+def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Of the config's args, by dotted name: what was asked for, over what follows from the concurrency."""
+    changes: dict[str, Any] = {"talker.num_slots": max(arguments.concurrency)}
+    if arguments.checkpoint is not None:
+        changes["checkpoint"] = str(arguments.checkpoint)
+    return {**changes, **dict(arguments.set)}
+
+
+def http_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {} if arguments.port is None else {"port": arguments.port}
+
+
+@contextmanager
+def mps(folder: Path) -> Iterator[dict[str, str]]:
+    env = start_mps(folder.resolve() / "mps")
+    try:
+        yield env
+    finally:
+        end_mps(env)
+
+
+def brief(level: dict[str, Any]) -> dict[str, Any]:
+    names = (
+        "name",
+        "num_ok",
+        "num_failed",
+        "ttfa_s_p50",
+        "ttfa_s_p95",
+        "rtf_mean",
+        "audio_per_s",
+        "bottleneck",
+    )
+    return {name: level[name] for name in names}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="load_tests.bench_serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_common(parser, default_out=Path("runs/bench_serve"))
+    add_closed(parser)
+    parser.add_argument("--concurrency", type=whole_numbers, default=[1, 8, 32, 64, 128])
+    parser.add_argument("--config", type=Path, default=Path("serve_configs/qwen3tts.yaml"))
+    parser.add_argument("--checkpoint", type=Path, help="instead of the config's")
+    parser.add_argument(
+        "--set", type=key_and_json, action="append", default=[], metavar="ARG=JSON", help="of `args`"
+    )
+    parser.add_argument("--port", type=int, help="instead of the config's")
+    parser.add_argument("--fast", action="store_true", help="HAProxy in front and one loop per replica")
+    parser.add_argument(
+        "--mps", action="store_true", help="under NVIDIA's Multi-Process Service, started here"
+    )
+    parser.add_argument("--no-engine-counters", dest="engine_counters", action="store_false")
+    parser.set_defaults(seconds=20.0, repeats=1, frames=(60, 112))
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The engines' own counters, read by a second driver of the same Ray: `python -m load_tests.engine_counters`.
+
+One JSON line on stdout for each line on stdin: deployment -> its `stats()`. A process of its own, so that
+Ray's threads are not in the client's. `EngineCounters` is the other end.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+Counters = dict[str, dict[str, float]]
+"""Numbers by name, by deployment."""
+
+
+class EngineCounters:
+    """Starts the reader once Serve is up. Raises RuntimeError when it can't read."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "load_tests.engine_counters"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def read(self) -> Counters:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            counters: Counters = json.loads(self._process.stdout.readline())
+        except (OSError, ValueError) as error:
+            raise RuntimeError(f"the engines' counters can't be read: {error}") from error
+        return counters
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def growth(before: Counters, after: Counters) -> Counters:
+    """By how much each counter grew."""
+    return {
+        deployment: {
+            name: value - before.get(deployment, {}).get(name, 0) for name, value in counters.items()
+        }
+        for deployment, counters in after.items()
+    }
+
+
+def main() -> None:
+    import ray  # noqa: TID251 - a driver of the app's own Ray
+    from ray import serve  # noqa: TID251
+
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # Ray prints
+    ray.init(address="auto", log_to_driver=False, logging_level="ERROR", namespace="serve")
+    handles = {}
+    for app, overview in serve.status().applications.items():
+        for deployment in overview.deployments:
+            if deployment.startswith(("Talker", "Codec")):
+                handles[deployment] = serve.get_deployment_handle(deployment, app)
+    for _ in sys.stdin:
+        futures = {deployment: handle.stats.remote() for deployment, handle in handles.items()}
+        read: dict[str, Any] = {name: future.result(timeout_s=30) for name, future in futures.items()}
+        numbers = {
+            deployment: {name: value for name, value in counters.items() if isinstance(value, int | float)}
+            for deployment, counters in read.items()
+        }
+        answers.write(json.dumps(numbers) + "\n")
+        answers.flush()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
