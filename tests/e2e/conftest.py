@@ -8,6 +8,7 @@ Each starts when the first test needs it. Everything that starts here ends here,
 """
 
 import copy
+import os
 import socket
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ import yaml
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
+
+from deployments.launch import BEFORE_RAY
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "serve_configs" / "tiny_cpu.yaml"
@@ -125,6 +128,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server():
+    os.environ.update(BEFORE_RAY)  # as `make serve` does
     ray.init(
         address="local",
         num_cpus=2,
