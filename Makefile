@@ -7,11 +7,12 @@ PYTHON  ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 FAST    ?=
 CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
+BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 ARGS    ?=
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve serve serve-gpu clean
+.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +33,12 @@ $(STAMP)-gpu: $(STAMP)
 	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[gpu]'
 	@touch $@
 
+browser:  ## Debian's Chromium, for the tests of the page, where there is no browser yet; needs root
+	@for name in $(BROWSERS); do command -v $$name > /dev/null && exit 0; done; \
+	echo "==> Chromium from the distribution (100 MB)"; \
+	{ apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; } \
+	|| echo "==> not installed: without one of $(BROWSERS) on PATH, the tests of the page will fail" >&2
+
 fmt: install  ## Rewrite the sources in the project's format
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
@@ -42,7 +49,7 @@ check: install  ## Formatting, lint, types and import direction; rewrites nothin
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: check  ## Everything a machine without a GPU can show: check + unit + parity + end-to-end
+test: check browser  ## Everything a machine without a GPU can show: check + unit + parity + end-to-end
 	$(BIN)/python -m pytest -m 'not gpu' $(TESTS)
 
 test-fast: install  ## Only tests that import no torch
@@ -51,7 +58,7 @@ test-fast: install  ## Only tests that import no torch
 test-parity: install  ## The reference's numbers: every golden array, at its tolerance
 	$(BIN)/python -m pytest tests/parity
 
-test-e2e: install  ## The real app over loopback HTTP
+test-e2e: install browser  ## The real app over loopback HTTP
 	$(BIN)/python -m pytest tests/e2e
 
 test-gpu: install  ## GPU tests; a missing GPU is a failure, not a skip

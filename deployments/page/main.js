@@ -5,7 +5,7 @@
 //                                    └──> take.js (kept) ──> waveform.js (seen)
 //                                     └─> pcm_player.js (heard)
 
-import { ApiError, ask, toJson, useKey } from "./api.js";
+import { ApiError, ask, hasKey, toJson, useKey } from "./api.js";
 import { clear, clearAll, clearOnEdit, show, showAt } from "./errors.js";
 import { PcmPlayer } from "./pcm_player.js";
 import { Settings } from "./settings.js";
@@ -34,7 +34,6 @@ async function speak() {
   reset();
   const request = settings.request();
   if (!settings.model) return showProblem(new ApiError("The server's models aren't known yet."));
-  player.open(settings.model.sample_rate_hz, showState);
   const mine = (take = new Take(request));
   const controller = (fetching = new AbortController());
   for (const id of ["ttfa", "rtf", "length", "take-seed"]) byId(id).textContent = "–";
@@ -42,6 +41,7 @@ async function speak() {
   showState();
   requestAnimationFrame(showProgress);
   try {
+    player.open(settings.model.sample_rate_hz, showState);
     await receive(mine, controller.signal);
     if (fetching === controller) say(spokenWords(mine));
   } catch (error) {
@@ -225,7 +225,8 @@ async function copy() {
 function askForKey(error) {
   keyForm.hidden = false;
   keyInput.value = "";
-  showAt(keyInput, error.message);
+  if (hasKey()) showAt(keyInput, error.message);
+  else keyInput.focus(); // nothing is wrong yet
 }
 
 keyForm.addEventListener("submit", (event) => {
@@ -236,6 +237,7 @@ keyForm.addEventListener("submit", (event) => {
 });
 
 async function start() {
+  byId("more").hidden = hasKey(); // what it leads to asks for a key, and a link brings none
   say("Asking the server what it offers…");
   alert.hidden = true;
   try {
