@@ -44,7 +44,7 @@ def read_key_hashes(file: Path | None, variable: str | None, variable_name: str)
 
 
 class ApiKeys:
-    """ASGI middleware: HTTP requests without a known key end here, with HTTPException 401."""
+    """ASGI middleware: requests and WebSockets without a known key end here, with HTTPException 401."""
 
     def __init__(self, app: ASGIApp, hashes: Iterable[bytes]) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class ApiKeys:
         assert self._hashes, "without keys this layer is left out"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(_route_path(scope)):
+        if scope["type"] in ("http", "websocket") and not _is_open(_route_path(scope)):
             self._check(scope)
         await self._app(scope, receive, send)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
+from starlette.websockets import WebSocket
 
 from deployments.api_keys import ApiKeys
 from deployments.audio_formats import warn_of_missing_formats
@@ -38,10 +40,10 @@ from deployments.http_errors import describe
 from deployments.logs import send_logs_to_stderr
 from deployments.openapi import api_document
 from deployments.page_files import PAGE_PATHS, PageFiles
+from deployments.read_ahead import READER_AHEAD_S, UnreadAudio
+from deployments.reader_pace import READER_TIMEOUT_S, ReaderPace
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
-from deployments.read_ahead import UnreadAudio
-from deployments.reader_pace import READER_TIMEOUT_S, ReaderPace
 from deployments.request_metrics import RequestMetrics
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import COLD_START_S, Sleepers
@@ -49,6 +51,7 @@ from deployments.speech import SpeechCall, SpeechParts
 from deployments.utterance import RESUME_TIMEOUT_S, Chains
 from deployments.voice_aliases import VoiceAliases, check_no_upload_is_hidden
 from deployments.voices import NamedVoices
+from deployments.websocket import SpeechSocket
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES, VoiceStore
 from qwen3tts_core.errors import EngineFault, InvalidRequest, UnknownVoice
 from qwen3tts_core.model.checkpoint import resolve_checkpoint
@@ -78,10 +81,11 @@ class IngressModel:
 class IngressSettings:
     """models: the default one first. voices_folder, max_voices: of uploaded voices, if any model clones voices.
     fetch: what clips may be fetched, and how large they and uploaded ones may be.
+    reader_timeout_s: for a client that takes nothing of its body; 0 is no limit. reader_ahead_s: of audio that
+    waits for a slow one.
     voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit; cold_start_s: on top of it, for a
     request that found a deployment asleep. resume_timeout_s: how long a stream whose engine died waits for another.
     api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in.
-    reader_timeout_s: for a client that takes nothing of its body; 0 is no limit.
     long_text: when a text is cut into pieces, and how long it may be."""
 
     models: tuple[IngressModel, ...]
@@ -90,10 +94,11 @@ class IngressSettings:
     max_voices: int = DEFAULT_MAX_VOICES
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     first_audio_timeout_s: float = FIRST_AUDIO_TIMEOUT_S
+    reader_timeout_s: float = READER_TIMEOUT_S
+    reader_ahead_s: float = READER_AHEAD_S
     cold_start_s: float = COLD_START_S
     resume_timeout_s: float = RESUME_TIMEOUT_S
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
-    reader_timeout_s: float = READER_TIMEOUT_S
     long_text: LongText = field(default_factory=LongText)
 
 
@@ -151,14 +156,15 @@ class Ingress:
             settings.first_audio_timeout_s,
             self._sleepers,
             RequestMetrics(self._sink, [model.model_name for model in settings.models]),
+            UnreadAudio(settings.reader_ahead_s),
         )
+        self._long_text = settings.long_text
         self._api_key_hashes = settings.api_key_hashes
+        self._reader_timeout_s = settings.reader_timeout_s
         self._page = PageFiles()
-            UnreadAudio(),
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
 
     def _open_cloners(
-        self._reader_timeout_s = settings.reader_timeout_s
         self, settings: IngressSettings, frontends: Sequence[Frontend], handles: Mapping[str, Any]
     ) -> Mapping[str | None, VoiceCloner]:
         """By the name of the encoder; none, and no uploaded voices, without Base checkpoints."""
@@ -182,17 +188,18 @@ class Ingress:
         app = FastAPI(title="qwen3tts-serve", lifespan=self._lifespan, redirect_slashes=False, redoc_url=None)
         if self._api_key_hashes:
             app.add_middleware(ApiKeys, hashes=self._api_key_hashes)
+        app.add_middleware(ReaderPace, timeout_s=self._reader_timeout_s)
         app.add_middleware(Edge)  # around everything else: errors of the layers within get its face
         app.add_exception_handler(HTTPException, _http_exception)
         # The description is ours; FastAPI's own would know neither bodies nor refusals.
         app.openapi = partial(api_document, self._models, bool(self._api_key_hashes))  # type: ignore[method-assign]
-        app.add_middleware(ReaderPace, timeout_s=self._reader_timeout_s)
         add = app.add_api_route
         add("/v1/audio/speech", self.speech, methods=["POST"])
         add("/v1/audio/speech/batch", self.speech_batch, methods=["POST"])
         add("/v1/audio/voices", self.list_voices, methods=["GET"])
         add("/v1/audio/voices", self.upload_voice, methods=["POST"])
         add("/v1/audio/voices/{name:path}", self.delete_voice, methods=["DELETE"])
+        app.add_api_websocket_route("/v1/audio/speech/stream", self.speech_stream)
         add("/v1/models", self.list_models, methods=["GET"])
         add("/v1/models/{model:path}", self.get_model, methods=["GET"])
         add("/health", self.health, methods=["GET"])
@@ -228,6 +235,11 @@ class Ingress:
     async def speech_batch(self, request: Request) -> Response:
         """Speak up to 32 inputs, each with a result of its own."""
         return BatchCall(self._parts, request, request_id_of(request.scope))
+
+    async def speech_stream(self, websocket: WebSocket) -> None:
+        """Speak a text while it is written."""
+        session_id = request_id_of(websocket.scope) or uuid.uuid4().hex
+        await SpeechSocket(self._parts, websocket, session_id, self._long_text).run()
 
     async def list_voices(self, model: str | None = None) -> JSONResponse:
         """Every voice; with `?model=`, that model's. Built-in and uploaded, the default, the languages."""

@@ -15,6 +15,7 @@ from deployments.cluster_metrics import MEDIA_TYPE as METRICS_TYPE
 from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel, ServedModels
 from deployments.voices import UPLOAD_OPENAPI
+from deployments.websocket_messages import GUIDE as WEBSOCKET_GUIDE
 from qwen3tts_core.audio.encoding import MEDIA_TYPES
 
 _Schema = dict[str, Any]
@@ -44,7 +45,11 @@ def api_document(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
     """The whole description, of this server with these models."""
     document: dict[str, Any] = {
         "openapi": "3.1.0",
-        "info": {"title": "qwen3tts-serve", "version": "1", "description": "Text to speech with Qwen3-TTS."},
+        "info": {
+            "title": "qwen3tts-serve",
+            "version": "1",
+            "description": f"Text to speech with Qwen3-TTS.\n{WEBSOCKET_GUIDE}",
+        },
         "paths": _paths(models, asks_for_keys),
         "components": {"schemas": _schemas()},
     }

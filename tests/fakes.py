@@ -7,6 +7,7 @@ eagerly in a task of its own, as Serve does, and pickles whatever crosses.
 
 import asyncio
 import inspect
+import json
 import pickle
 import threading
 import time
@@ -128,7 +129,9 @@ class FakeTalkerEngine(_Threaded):
         self.requests.append(request)
         total = min(self.script.num_frames, request.max_frames)
         finish = "length" if self.script.num_frames > request.max_frames else "stop"
-        first, num_chunks = (request.resume.num_frames, len(request.resume.cuts)) if request.resume else (0, 0)
+        first, num_chunks = (
+            (request.resume.num_frames, len(request.resume.cuts)) if request.resume else (0, 0)
+        )
         for size in self._ramp.sizes(num_chunks):
             last = min(first + size, total)
             self._push(request.request_id, self._work(first, last, finish if last == total else None))
@@ -346,6 +349,88 @@ class AsgiCall:
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task
+
+
+class AsgiSocket:
+    """One WebSocket straight into an ASGI app. Each message of the app's is an item of `messages`: a dict for JSON,
+    bytes for audio; `arrived_at` has their times. on_message: awaited with each, by the sender."""
+
+    def __init__(self, app, path, headers=(), extensions=("websocket.http.response",), on_message=None):
+        self.arrived_at, self.on_message = [], on_message
+        self.messages, self.status, self.close_code, self.reason, self.body = [], None, None, None, b""
+        self._incoming, self._arrived = asyncio.Queue(), asyncio.Event()
+        self._incoming.put_nowait({"type": "websocket.connect"})
+        scope = {
+            "type": "websocket", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
+            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "ws",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "subprotocols": [], "state": {},
+            "extensions": {name: {} for name in extensions},
+        }  # fmt: skip
+        self.task = asyncio.create_task(self._run(app, scope))
+
+    async def _run(self, app, scope):
+        try:
+            await app(scope, self._incoming.get, self._take)
+        finally:
+            self._arrived.set()
+
+    async def _take(self, message):
+        kind = message["type"]
+        if kind == "websocket.send":
+            text = message.get("text")
+            self.messages.append(message["bytes"] if text is None else json.loads(text))
+            self.arrived_at.append(time.perf_counter())
+            if self.on_message is not None:
+                await self.on_message(self.messages[-1])
+        elif kind == "websocket.close":
+            self.close_code, self.reason = message.get("code", 1000), message.get("reason")
+        elif kind == "websocket.http.response.start":
+            self.status = message["status"]
+        elif kind == "websocket.http.response.body":
+            self.body += message["body"]
+        self._arrived.set()
+
+    def send(self, kind, **fields):
+        self.send_raw(json.dumps({"type": kind, **fields}))
+
+    def send_raw(self, raw):
+        key = "bytes" if isinstance(raw, bytes) else "text"
+        self._incoming.put_nowait({"type": "websocket.receive", key: raw})
+
+    def told(self, kind):
+        """The JSON messages of that type so far."""
+        return [message for message in self.messages if isinstance(message, dict) and message["type"] == kind]
+
+    def audio(self, utterance=None):
+        """The bytes so far, of all sentences or of one utterance's."""
+        parts, current = [], None
+        for message in self.messages:
+            if isinstance(message, bytes):
+                parts += [message] if utterance in (None, current) else []
+            elif message["type"] == "audio.start":
+                current = message["utterance_index"]
+        return b"".join(parts)
+
+    async def wait_for(self, kind, count=1, timeout_s=20):
+        """The latest, once there are so many; the app's own end ends the wait."""
+        async with asyncio.timeout(timeout_s):
+            while len(self.told(kind)) < count and not self.task.done():
+                self._arrived.clear()
+                await self._arrived.wait()
+        told = self.told(kind)
+        assert len(told) >= count, f"{kind} didn't come: {self.messages[-3:]}, closed with {self.close_code}"
+        return told[-1]
+
+    async def wait_until_over(self, timeout_s=20):
+        async with asyncio.timeout(timeout_s):
+            await self.task
+        return self
+
+    async def leave(self):
+        """The client goes away; what it would still have been sent is lost."""
+        self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        await self.wait_until_over()
 
 
 async def until(predicate, timeout_s=2.0):

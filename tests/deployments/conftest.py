@@ -15,6 +15,7 @@ from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from tests.fakes import (
     AsgiCall,
+    AsgiSocket,
     FakeCodecEngine,
     FakeHandle,
     FakeReferenceEncoder,
@@ -116,6 +117,11 @@ class Chain:
     def call(self, method, path, body=b"", **headers):
         named = [(name.replace("_", "-"), value) for name, value in headers.items()]
         return AsgiCall(self.app, method, path, body, named)
+
+    def socket(self, *, on_message=None, **headers):
+        """A WebSocket of `/v1/audio/speech/stream`."""
+        named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        return AsgiSocket(self.app, "/v1/audio/speech/stream", named, on_message=on_message)
 
     def stop(self):
         for engine in (*self.talker_engines.values(), self.codec_engine):

@@ -10,10 +10,12 @@ import pytest
 import schemathesis
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import Status, events, from_schema
+from starlette.routing import WebSocketRoute
 
 from deployments import http_errors
 from deployments.openapi import api_document
 from deployments.schemas import SpeechBody
+from deployments.websocket_messages import MESSAGE_TYPES, SessionOptions
 from tests.clips import form, wav_clip
 from tests.deployments.conftest import GOLDEN, TINY
 from tests.fakes import FakeReferenceEncoder, Script, until
@@ -57,11 +59,32 @@ async def test_every_route_is_described_and_nothing_else(open_all):
         routes = {
             (route.path.replace(":path", ""), method.lower())
             for route in chain.app.routes
+            if not isinstance(route, WebSocketRoute)
             for method in route.methods - {"HEAD"}
             if route.path not in FETCHED_BY_BROWSERS
         }
     described = {(path, method) for path, methods in document["paths"].items() for method in methods}
     assert described == routes
+
+
+async def test_the_websocket_is_described_in_words_with_every_message_and_field_of_it(open_all):
+    async with open_all() as chain:
+        document = await document_of(chain)
+        (path,) = [route.path for route in chain.app.routes if isinstance(route, WebSocketRoute)]
+    guide = document["info"]["description"]
+    messages = [*MESSAGE_TYPES, "session.configured", "audio.start", "audio.done", "session.done", "error"]
+    for name in (
+        path,
+        *messages,
+        *SessionOptions.model_fields,
+        "1000",
+        "1001",
+        "1008",
+        "1009",
+        "1011",
+        "1013",
+    ):
+        assert name in guide
 
 
 async def test_every_operation_says_what_it_answers_and_what_can_go_wrong(open_all):
