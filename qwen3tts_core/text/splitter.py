@@ -29,6 +29,7 @@ SPLIT_GRANULARITIES: tuple[SplitGranularity, ...] = get_args(SplitGranularity)
 _WEAKEST = {"sentence": Strength.SENTENCE, "clause": Strength.CLAUSE}
 _MIN_CLAUSE_CHARS = 12
 """What is shorter stays with what follows: "Well," alone is spoken badly."""
+_SIZES = LongText()
 _MARGIN_CHARS = 64
 """What is looked at behind the longest utterance: more than any mark, its closing quotes and a name before it."""
 
@@ -40,7 +41,7 @@ class TextSplitter:
     at `max_piece_chars`, at the best place there is, as a long text is.
     """
 
-    def __init__(self, granularity: SplitGranularity, sizes: LongText = LongText()) -> None:
+    def __init__(self, granularity: SplitGranularity, sizes: LongText = _SIZES) -> None:
         self._sizes = sizes
         self._weakest = _WEAKEST.get(granularity)
         self._min_chars = _MIN_CLAUSE_CHARS if granularity == "clause" else 1
