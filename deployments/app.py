@@ -57,6 +57,7 @@ def build_app(args: AppArgs) -> Application:
             voice_aliases=args.voice_aliases,
             first_audio_timeout_s=args.first_audio_timeout_s,
             reader_timeout_s=args.reader_timeout_s,
+            reader_ahead_s=args.reader_ahead_s,
             resume_timeout_s=args.resume_timeout_s,
             cold_start_s=args.cold_start_s,
             api_key_hashes=_api_key_hashes(args),

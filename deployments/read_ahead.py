@@ -1,6 +1,6 @@
 """Audio that its reader has yet to take: it waits here, so that no engine waits for a slow reader.
 
-    chain ──> UnreadAudio.ahead, up to MAX_AHEAD_BYTES ──> send, at the reader's pace
+    chain ──> UnreadAudio.ahead, up to READER_AHEAD_S ──> send, at the reader's pace
 
 What a replica holds of it is bounded: beyond MAX_BYTES the streams that run wait for their readers, and new
 requests are refused.
@@ -16,15 +16,16 @@ from contextlib import asynccontextmanager, suppress
 from qwen3tts_core.errors import Overloaded
 
 MAX_BYTES = 512 << 20
-MAX_AHEAD_BYTES = 6 << 20
-"""Of one stream: two minutes of PCM16 at 24 kHz. Then it waits, and with it the pieces of its text that follow."""
+READER_AHEAD_S = 120.0
+"""Of one stream, in seconds of PCM16 at 24 kHz. Then it waits, and with it the pieces of its text that follow."""
+_BYTES_PER_S = 48_000
 
 
 class UnreadAudio:
     """One per replica; on one event loop."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, max_ahead_bytes: int = MAX_AHEAD_BYTES) -> None:
-        self._max_bytes, self._max_ahead_bytes = max_bytes, max_ahead_bytes
+    def __init__(self, ahead_s: float = READER_AHEAD_S, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes, self._max_ahead_bytes = max_bytes, ahead_s * _BYTES_PER_S
         self._was_taken = asyncio.Condition()
         self.num_bytes = 0
 

@@ -44,7 +44,7 @@ async def test_the_chain_ends_while_its_reader_has_heard_the_first_part():
 
 
 async def test_a_stream_that_is_far_enough_ahead_waits_for_its_reader():
-    unread, chain = UnreadAudio(max_ahead_bytes=50), Chain(20)
+    unread, chain = UnreadAudio(ahead_s=50 / 48_000), Chain(20)
     async with aclosing(unread.ahead(chain.parts())) as parts:
         first = await anext(parts)
         await settled()
@@ -88,7 +88,7 @@ async def test_an_error_of_the_chain_comes_after_the_audio_before_it():
 
 
 async def test_who_leaves_stops_the_taking_before_the_chain_is_closed():
-    unread, chain = UnreadAudio(max_ahead_bytes=30), Chain(20)
+    unread, chain = UnreadAudio(ahead_s=30 / 48_000), Chain(20)
     async with aclosing(chain.parts()) as source, aclosing(unread.ahead(source)) as parts:
         await anext(parts)
         await settled()
