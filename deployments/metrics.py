@@ -82,6 +82,10 @@ class RequestRecord:
             self.ttfa_s = elapsed_s
         self.player.got(elapsed_s, self.audio_s)
 
+    def resumed(self, _: BaseException) -> None:
+        """Engines died, and others are to go on."""
+        self.num_resumes += 1
+
     def reached(self, stage: Stage) -> None:
         """Note when: once for each stage."""
         self._stages.setdefault(stage, self._clock() - self._accepted_at)
@@ -133,6 +137,7 @@ class RequestRecord:
             "finish": self.finish,
             "frames": self.num_frames,
             "chunks": self.num_chunks,
+            **({"resumes": self.num_resumes} if self.num_resumes else {}),
             "ttfa_s": _rounded(self.ttfa_s),
             "audio_s": _rounded(self.audio_s),
             "rtf": _rounded(self.rtf),

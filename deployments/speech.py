@@ -130,7 +130,11 @@ class SpeechCall(Response):
     ) -> AsyncGenerator[AudioChunk, None]:
         """The chain's audio, of all pieces; its end says why."""
         joined = join_pieces(
-            self._model.chains, prepared.requests, self._codec.samples_per_frame, prepared.max_frames
+            self._model.chains,
+            prepared.requests,
+            self._codec.samples_per_frame,
+            prepared.max_frames,
+            on_death=record.resumed,
         )
         async with aclosing(joined):
             async for chunk in joined:

@@ -20,6 +20,7 @@ from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Span, Status, StatusCode
 
 from deployments.handles import root_cause
+from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from qwen3tts_core.types import AudioChunk, FrameBatch, SpeechRequest
 
@@ -133,7 +134,7 @@ def _span(name: str) -> Iterator[Span]:
     except BaseException as error:
         kind = type(root_cause(error)).__name__
         span.set_attribute("error.type", kind)
-        if isinstance(error, Exception):  # who leaves is no error
+        if isinstance(error, Exception) and describe(error).status >= 500:  # not the caller's, nor a caller who leaves
             span.set_status(Status(StatusCode.ERROR, kind))
         raise
     finally:
