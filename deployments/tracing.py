@@ -134,7 +134,9 @@ def _span(name: str) -> Iterator[Span]:
     except BaseException as error:
         kind = type(root_cause(error)).__name__
         span.set_attribute("error.type", kind)
-        if isinstance(error, Exception) and describe(error).status >= 500:  # not the caller's, nor a caller who leaves
+        if (
+            isinstance(error, Exception) and describe(error).status >= 500
+        ):  # not the caller's, nor a caller who leaves
             span.set_status(Status(StatusCode.ERROR, kind))
         raise
     finally:
