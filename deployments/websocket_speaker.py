@@ -316,6 +316,7 @@ class Speaker:
                 model.frontend.config.codec.samples_per_frame,
                 prepared.max_frames,
                 first_patience_s=0.0 if is_first else PATIENCE_S,
+                on_death=record.resumed,
             )
             async with self._open_encoder(voice, model) as encoder, aclosing(joined) as chunks:
                 async with self._deadline(model).waiting():

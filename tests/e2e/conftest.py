@@ -19,7 +19,7 @@ import ray
 import yaml
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import ServeDeploySchema, TracingConfig
 
 from deployments.launch import BEFORE_RAY
 
@@ -135,10 +135,13 @@ def server():
         include_dashboard=False,
         log_to_driver=False,
         _node_ip_address="127.0.0.1",
+        _system_config={"metrics_report_interval_ms": 1000},  # of 10 s: test_metrics.py waits for it
     )
     try:
         server = Server(free_port())
-        serve.start(http_options=server.config["http_options"])
+        # Nothing is sampled but what a request asks for with a `traceparent`: see test_tracing.py.
+        tracing = TracingConfig(enabled=True, sampling_ratio=0.0)
+        serve.start(http_options=server.config["http_options"], tracing_config=tracing)
         yield server
         server.close()
         serve.shutdown()
