@@ -29,6 +29,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "xdist_group: tests that compile the same kernels; pytest-xdist's --dist loadgroup reads it",
+    )
     if config.getoption("--no-torch"):
         sys.modules["torch"] = None  # importing it raises now
     if config.getoption("--require-gpu") and not has_gpu():

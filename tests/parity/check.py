@@ -1,8 +1,9 @@
 """Compare our code with the reference's arrays on one checkpoint.
 
-    python -m tests.parity.check --checkpoint DIR --golden FILE.npz
+    python -m tests.parity.check --checkpoint DIR --golden FILE.npz [--device cuda]
 
-Prints one line per array of the file: ok or FAIL, name, largest error, tolerance. Exits with 1 when
+Always in float32, without TF32. On a GPU what serves there is compared: the kernels of ops/cuda, step
+by step, and the greedy codes of captured graphs too. Prints one line per array of the file: ok or FAIL, name, largest error, tolerance. Exits with 1 when
 an array fails, when one is unknown, or when nothing was compared. What can't be compared by its
 nature (inputs, draws of another generator) is listed with the reason.
 """
@@ -10,10 +11,14 @@ nature (inputs, draws of another generator) is listed with the reason.
 import argparse
 import sys
 import traceback
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from qwen3tts_core.ops.select import select_backend
 
 # Importing a family registers it.
 from tests.parity.families import (  # noqa: F401
@@ -28,12 +33,22 @@ from tests.parity.families import (  # noqa: F401
 from tests.parity.pair import Pair
 from tests.parity.registry import REGISTRY, Result, compare
 
+_ON_CPU = partial(select_backend, "cpu")
 
-def check_arrays(checkpoint, golden):
+
+def check_arrays(checkpoint, golden, open_backend=_ON_CPU):
     """Yield a Result for every array of `golden`, {name: array}."""
-    with Pair(checkpoint, golden) as pair:
+    with without_tf32(), Pair(checkpoint, golden, open_backend) as pair:
         for name in sorted(golden):
             yield _check_array(pair, name)
+
+
+@contextmanager
+def without_tf32():
+    """cuDNN's convolutions would use it by default; matrix products wouldn't."""
+    assert torch.get_float32_matmul_precision() == "highest"
+    with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
+        yield
 
 
 def _check_array(pair, name):
@@ -64,11 +79,12 @@ def main(argv=None):
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="a checkpoint folder")
     parser.add_argument("--golden", type=Path, required=True, help="what the reference computes on it")
+    parser.add_argument("--device", default="cpu", help="cpu (the default), or cuda[:index]")
     args = parser.parse_args(argv)
     with np.load(args.golden, allow_pickle=False) as file:
         golden = {name: file[name] for name in file.files}
     results = []
-    for result in check_arrays(args.checkpoint, golden):
+    for result in check_arrays(args.checkpoint, golden, partial(select_backend, args.device)):
         print(result, flush=True)
         results.append(result)
     line, is_well = summarise(results)

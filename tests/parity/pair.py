@@ -9,7 +9,10 @@ import torch
 
 from qwen3tts_core.audio.clip import ReferenceClip
 from qwen3tts_core.config import CheckpointConfig
+from qwen3tts_core.engine.codec_engine import open_codec_model
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
+from qwen3tts_core.ops.interface import NoiseKey
+from qwen3tts_core.ops.reference import ReferenceOps, run_eagerly
 from qwen3tts_core.ops.sampling import cut_scores, first_code_scores
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.streaming.codec_window import window_at
@@ -20,11 +23,17 @@ from tests.parity.taps import FirstDraw, TappedEngine
 
 
 class Pair:
-    """golden: {name: array}. Close it when done: it may have started an engine."""
+    """golden: {name: array}. Close it when done: it may have started engines.
 
-    def __init__(self, checkpoint, golden):
+    open_backend: fresh seams at each call, since a transfer belongs to one engine.
+    """
+
+    def __init__(self, checkpoint, golden, open_backend):
         self.checkpoint = checkpoint
         self.golden = golden
+        self._open_backend = open_backend
+        self.backend = open_backend()
+        self.device = self.backend.device
         self.config = CheckpointConfig.from_checkpoint(checkpoint)
         self._runs = {}
 
@@ -32,8 +41,9 @@ class Pair:
         return self
 
     def __exit__(self, *exc):
-        if "engine" in self.__dict__:
-            self.engine.close()
+        for name in ("engine", "graph_engine"):
+            if name in self.__dict__:
+                getattr(self, name).close()
 
     def json(self, name):
         return json.loads(str(self.golden[name]))
@@ -89,10 +99,32 @@ class Pair:
     # ------------------------------------------------------------ talker
     @cached_property
     def engine(self):
+        return self._open_engine(is_tapped=True)
+
+    @cached_property
+    def graph_engine(self):
+        """As it serves: every step a captured graph, so without measuring points."""
+        return self._open_engine(is_tapped=False)
+
+    def _open_engine(self, *, is_tapped):
         longest = max(self.plan(case).num_rows + self.num_samples(case) for case in self.cases)
         return TappedEngine(
-            self.checkpoint, self.config, num_slots=max(8, len(self.cases)), max_positions=longest + 16
+            self.checkpoint,
+            self.config,
+            self._open_backend(),
+            num_slots=max(8, len(self.cases)),
+            max_positions=longest + 16,
+            is_tapped=is_tapped,
         )
+
+    @property
+    def has_graphs(self):
+        return self.backend.capture is not run_eagerly
+
+    @property
+    def keeps_scores(self):
+        """Whether a draw's scores can be looked at: not where a kernel has them in registers."""
+        return isinstance(self.backend.ops, ReferenceOps)
 
     @property
     def talker(self):
@@ -119,6 +151,14 @@ class Pair:
         num_samples = len(self.golden[f"case/{case}/greedy_first"])
         return self._run(("greedy", case), [self.request(case, num_samples)])[case]
 
+    def greedy_runs(self, case):
+        """The case alone, step by step; where there are graphs, also among all cases in captured steps."""
+        if not self.has_graphs:
+            return [self.greedy(case)]
+        lengths = {c: len(self.golden.get(f"case/{c}/greedy_first", ())) for c in self.cases}
+        requests = [self.request(c, num_samples) for c, num_samples in lengths.items() if num_samples]
+        return [self.greedy(case), self._run("graphs", requests, engine=self.graph_engine)[case]]
+
     def forced(self, case):
         """Golden frames forced on all cases at once, and one free step behind them."""
         codes = {c: self.golden[f"case/{c}/forced_codes"] for c in self.cases}
@@ -144,9 +184,9 @@ class Pair:
         members = self.json(f"batch/{name}/members_json")
         return self._run(("batch", name), [self.request(case, num_samples) for case in members])
 
-    def _run(self, key, requests, forced=None):
+    def _run(self, key, requests, forced=None, engine=None):
         if key not in self._runs:
-            self._runs[key] = self.engine.run(requests, forced)
+            self._runs[key] = (engine or self.engine).run(requests, forced)
         return self._runs[key]
 
     @torch.inference_mode()
@@ -173,14 +213,46 @@ class Pair:
         scores = first_code_scores(logits, state.seen, state.penalty, state.forbid_eos, allowed, eos_id)
         return cut_scores(scores, state.draw) if cut else scores
 
+    def draws(self, logits, trace, num_seeds):
+        """Group-0 codes of `logits` [S, V] as the backend draws them, set as in the run of `trace`.
+
+        Every step under all seeds, the seeds in turn: codes [num_seeds S], the written noise [.., V] and
+        whether the row samples, all on the host.
+        """
+        steps, vocab_size = logits.shape
+        rows = torch.arange(steps).repeat(num_seeds)
+        seeds = torch.arange(num_seeds).repeat_interleave(steps)
+        key = NoiseKey(seeds * 2**33 - 5, 0 * rows, rows)
+        sizes = (self.config.talker.num_code_groups, vocab_size, self.config.code_predictor.codebook_size)
+        state = FirstDraw.stack([trace.first_draws[row] for row in rows.tolist()])
+        ops, talker = self.backend.ops, self.talker
+        on_device = NoiseKey(*(getattr(key, name).to(self.device) for name in NoiseKey.__slots__))
+        codes = ops.draw_first(
+            logits[rows],
+            state.seen,
+            state.penalty,
+            state.forbid_eos,
+            talker.allowed_ids,
+            self.config.talker.codec_eos_id,
+            state.draw,
+            ops.frame_noise(on_device, *sizes),
+        )
+        return codes.cpu(), ReferenceOps().frame_noise(key, *sizes).first, state.draw.do_sample.cpu()
+
     # ------------------------------------------------------------ codec
     @cached_property
     def codec(self):
-        return open_codec_decoder(self.checkpoint, self.config.codec)
+        """The decoder that serves on this device."""
+        return open_codec_model(self.checkpoint, self.config.codec, self.backend, torch.float32)
+
+    @cached_property
+    def plain_codec(self):
+        return open_codec_decoder(self.checkpoint, self.config.codec, self.device)
 
     def decode_whole(self, codes):
         """[F, G] -> [samples], in one pass."""
-        return self.codec.decode(torch.tensor(codes, dtype=torch.int64)[None])[0].numpy()
+        codes_bfg = torch.tensor(codes, dtype=torch.int64, device=self.device)[None]
+        return self.codec.decode(codes_bfg)[0].cpu().numpy()
 
     def decode_in_windows(self, codes, num_new, left_context):
         """The same through stateless windows: at a window's start everything is forgotten but its context."""
@@ -194,17 +266,19 @@ class Pair:
     def decode_in_steps(self, *streams):
         """Streams [F, G] side by side in one state arena, each cut along the chunk ramp: [samples] each."""
         state, parts, done = self.codec.new_state(len(streams)), [[] for _ in streams], 0
-        rows = torch.arange(len(streams))
+        rows = torch.arange(len(streams), device=self.device)
         for size in ChunkRamp().sizes():
             pieces = [codes[done : done + size] for codes in streams]
-            num_valid = torch.tensor([len(piece) for piece in pieces])
-            if not num_valid.any():
+            num_valid = [len(piece) for piece in pieces]
+            if not any(num_valid):
                 return [np.concatenate(part) for part in parts]
             padded = np.zeros((len(streams), size, self.config.codec.num_quantizers), np.int64)
             for row, piece in enumerate(pieces):
                 padded[row, : len(piece)] = piece
-            pcm = self.codec.decode_step(torch.from_numpy(padded), state, rows, num_valid).numpy()
-            for row, valid in enumerate(num_valid.tolist()):
+            lengths = torch.tensor(num_valid, device=self.device)
+            batch = torch.from_numpy(padded).to(self.device)
+            pcm = self.codec.decode_step(batch, state, rows, lengths).cpu().numpy()
+            for row, valid in enumerate(num_valid):
                 parts[row].append(pcm[row, : valid * self.config.codec.samples_per_frame])
             done += size
         raise AssertionError("the chunk ramp never ends")

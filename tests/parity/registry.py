@@ -23,10 +23,15 @@ class Computed:
     """
 
     def __init__(self, *values, tolerance, expected=None, note=""):
-        self.values = [np.asarray(value) for value in values]
+        self.values = [_on_host(value) for value in values]
         self.tolerance = tolerance
         self.expected = expected
         self.note = note
+
+
+def _on_host(value):
+    """A tensor may be on a GPU."""
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ the talker note what goes through its layers; `TappedRunner` says whose rows tho
 
 import queue
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from qwen3tts_core.engine.talker_engine import TalkerEngine
 from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.model.talker import open_talker
 from qwen3tts_core.ops.interface import DrawRows
-from qwen3tts_core.ops.select import select_backend
+from qwen3tts_core.ops.reference import run_eagerly
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 
 _TIMEOUT_S = 120
@@ -158,23 +159,33 @@ class _Mailbox:
 
 
 class TappedEngine:
-    """Opens a checkpoint's talker and runs requests through its engine, on CPU in float32."""
+    """Opens a checkpoint's talker and runs requests through its engine, in float32.
 
-    def __init__(self, checkpoint, config, *, num_slots, max_positions):
+    is_tapped: without the measuring points, which a captured step can't have, only codes come out.
+    """
+
+    def __init__(self, checkpoint, config, backend, *, num_slots, max_positions, is_tapped=True):
         # Small pages and prefills: prompts lie on many pages and are cached in several passes.
         engine_config = TalkerEngineConfig(
             num_slots=num_slots,
             max_queued=64,
             page_size=8,
             max_positions=max_positions,
-            prefill_buckets=(16, 32),
+            # Kernels are compiled for every size: few of them.
+            prefill_buckets=(16, 32) if backend.device.type == "cpu" else (16,),
+            decode_buckets=() if backend.device.type == "cpu" else (num_slots,),
         )
         taps = Taps()
-        backend = select_backend("cpu")
-        backend = replace(backend, ops=TappedOps(backend.ops, taps))
-        self.talker = open_talker(checkpoint, config, num_positions=max_positions, ops=backend.ops)
-        taps.watch(self.talker)
-        self._runner = TappedRunner(self.talker, engine_config, backend, taps)
+        if is_tapped:
+            backend = replace(backend, ops=TappedOps(backend.ops, taps), capture=run_eagerly)
+        self.talker = open_talker(
+            checkpoint, config, num_positions=max_positions, ops=backend.ops, device=backend.device
+        )
+        if is_tapped:
+            taps.watch(self.talker)
+        make_runner = partial(TappedRunner, taps=taps) if is_tapped else TalkerRunner
+        self._runner = make_runner(self.talker, engine_config, backend)
+        self._is_tapped = is_tapped
         self._mailbox = _Mailbox()
         self._engine = TalkerEngine(self._runner, ChunkRamp(), self._mailbox)
         self._engine.start()
@@ -182,7 +193,8 @@ class TappedEngine:
     def run(self, requests, forced=None):
         """Run all requests at once; {request id: Trace}. forced: {request id: codes [n, G]}."""
         traces = {r.request_id: Trace((forced or {}).get(r.request_id)) for r in requests}
-        self._runner.traces.update(traces)
+        if self._is_tapped:
+            self._runner.traces.update(traces)
         for request in requests:
             self._engine.submit(request)
         open_ids = set(traces)

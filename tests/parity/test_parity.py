@@ -1,13 +1,14 @@
 """The check itself: passes on the committed pairs, and fails wherever something is wrong."""
 
 import re
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from qwen3tts_core.ops.select import select_backend
 from tests.parity import check
 
 ROOT = Path(__file__).parents[2]
@@ -41,8 +42,9 @@ def golden_arrays(variant):
         return {name: file[name] for name in file.files}
 
 
-def run_check(variant, golden):
-    return {result.name: result for result in check.check_arrays(CHECKPOINTS[variant], golden)}
+def run_check(variant, golden, device="cpu"):
+    results = check.check_arrays(CHECKPOINTS[variant], golden, partial(select_backend, device))
+    return {result.name: result for result in results}
 
 
 def failures(results):
@@ -50,10 +52,14 @@ def failures(results):
 
 
 # ---------------------------------------------------------------- passing
+GPU = (pytest.mark.gpu, pytest.mark.xdist_group("parity"))  # all four share their compiled kernels
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("variant", CHECKPOINTS)
-def test_every_array_of_the_pair_equals_the_reference(variant):
+def test_every_array_of_the_pair_equals_the_reference(variant, device):
     golden = golden_arrays(variant)
-    results = run_check(variant, golden)
+    results = run_check(variant, golden, device)
     assert set(results) == set(golden)
     assert not failures(results)
     passed_over = {name for name, result in results.items() if result.status == "-"}

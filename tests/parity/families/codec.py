@@ -50,7 +50,7 @@ def batched_wave(pair, row):
     first, second = golden_codes[:9], golden_codes[15:32]
     padded = np.zeros((2, len(second), first.shape[1]), np.int64)
     padded[0, : len(first)], padded[1] = first, second
-    waves = pair.codec.decode(torch.from_numpy(padded)).numpy()
+    waves = pair.codec.decode(torch.from_numpy(padded).to(pair.device)).cpu().numpy()
     num_samples = (len(first), len(second))[int(row)] * pair.config.codec.samples_per_frame
     return Computed(
         waves[int(row), :num_samples],
@@ -109,6 +109,7 @@ def _long_default(pair):
 
 @torch.inference_mode()
 def _stages(pair):
-    codes_bfg = torch.from_numpy(pair.golden["codec/codes"])[None]
-    stages = pair.codec.stages(codes_bfg, NoPast(1, codes_bfg.device))
+    """By the plain decoder: kernels keep no intermediate results, and their sums show in the waves."""
+    codes_bfg = torch.from_numpy(pair.golden["codec/codes"]).to(pair.device)[None]
+    stages = pair.plain_codec.stages(codes_bfg, NoPast(1, codes_bfg.device))
     return {name: output[0] for name, output in stages}

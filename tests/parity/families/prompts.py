@@ -1,6 +1,7 @@
 """The rows a prompt becomes, alone and in a batch, and what the talker's config says."""
 
 import numpy as np
+import torch
 
 from qwen3tts_core.config import TalkerEngineConfig
 from tests.parity.registry import CLOSE, EXACT, Computed, array
@@ -60,7 +61,9 @@ def trailing_rows(pair, case):
 def batch_prompt_rows(pair, batch):
     """The reference pads on the left with zeros; we never pad, so our padding is made here."""
     members = pair.json(f"batch/{batch}/members_json")
-    rows = [pair.talker.prompt_rows(pair.plan(case), pair.reference_voice(case)).numpy() for case in members]
+    rows = [
+        pair.talker.prompt_rows(pair.plan(case), pair.reference_voice(case)).cpu().numpy() for case in members
+    ]
     longest = max(map(len, rows))
     padded = [np.pad(row, ((longest - len(row), 0), (0, 0))) for row in rows]
     return Computed(np.stack(padded), tolerance=CLOSE)
@@ -79,4 +82,4 @@ def batch_trailing_rows(pair, batch):
     trailing = [pair.plan(case).trailing_ids for case in pair.json(f"batch/{batch}/members_json")]
     longest = max(map(len, trailing))
     ids = [row + (pair.config.tts_pad_id,) * (longest - len(row)) for row in trailing]
-    return Computed(np.stack([pair.talker.text_features(row) for row in ids]), tolerance=CLOSE)
+    return Computed(torch.stack([pair.talker.text_features(row) for row in ids]), tolerance=CLOSE)

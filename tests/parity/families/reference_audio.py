@@ -14,7 +14,6 @@ from qwen3tts_core.model.weights import SafetensorsFolder
 from tests.parity.registry import CLOSE, EXACT, INPUT, Computed, array
 
 _FILE_RATE_HZ = 16_000
-_CPU = torch.device("cpu")
 
 
 @array(r"enc/clip_int16", r"enc/stereo16k_int16")
@@ -54,7 +53,7 @@ def codes_of_the_file(pair):
 @array(r"enc/codes_first_(?P<num_samples>\d+)")
 def codes_of_a_part(pair, num_samples):
     """By the codec's encoder alone: some of these parts are too short for an x-vector."""
-    samples = torch.from_numpy(pair.clip.samples[: int(num_samples)].copy())
+    samples = torch.tensor(pair.clip.samples[: int(num_samples)], device=pair.device)
     return Computed(_codec_encoder(pair)(samples), tolerance=EXACT)
 
 
@@ -101,7 +100,7 @@ def smallest_margin(pair):
 
 def _codec_encoder(pair):
     folder = SafetensorsFolder(pair.checkpoint / "speech_tokenizer")
-    return CodecEncoder(folder, pair.config.codec_encoder, pair.config.codec, _CPU)
+    return CodecEncoder(folder, pair.config.codec_encoder, pair.config.codec, pair.device)
 
 
 @torch.inference_mode()
@@ -117,7 +116,7 @@ def _encoder_stages(pair):
     }
     for name, module in modules.items():
         module.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output}))
-    encoder(torch.from_numpy(pair.clip.samples.copy()))
+    encoder(torch.tensor(pair.clip.samples, device=pair.device))
     outputs["transformer"] = outputs["transformer"][0].transpose(1, 2)
     return {name: output[0] for name, output in outputs.items()}
 
@@ -145,7 +144,7 @@ def speaker_stage(pair, stage):
 
 @torch.inference_mode()
 def _speaker_stages(pair):
-    speaker = SpeakerEncoder(SafetensorsFolder(pair.checkpoint), pair.config.speaker_encoder, _CPU)
+    speaker = SpeakerEncoder(SafetensorsFolder(pair.checkpoint), pair.config.speaker_encoder, pair.device)
     outputs = {}
     modules = {
         "block0": speaker.first,
@@ -155,7 +154,7 @@ def _speaker_stages(pair):
     }
     for name, module in modules.items():
         module.register_forward_hook(lambda module, args, output, name=name: outputs.update({name: output}))
-    samples = torch.from_numpy(pair.clip.samples.copy())
+    samples = torch.tensor(pair.clip.samples, device=pair.device)
     speaker(samples)
     # The TDNNs' ReLU follows outside these modules.
     outputs |= {name: outputs[name].relu() for name in ("block0", "mfa")}
@@ -165,7 +164,7 @@ def _speaker_stages(pair):
 # ---------------------------------------------------------------- both, as served
 def _voice(pair, clip):
     if "reference_encoder" not in pair.__dict__:
-        pair.reference_encoder = open_reference_encoder(pair.checkpoint, pair.config)
+        pair.reference_encoder = open_reference_encoder(pair.checkpoint, pair.config, pair.device)
     return pair.reference_encoder.encode(clip, in_context=True)
 
 
