@@ -132,6 +132,7 @@ def server():
     ray.init(
         address="local",
         num_cpus=2,
+        num_gpus=2,  # claimed: for test_placement.py alone
         include_dashboard=False,
         log_to_driver=False,
         _node_ip_address="127.0.0.1",

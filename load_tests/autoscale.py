@@ -1,0 +1,320 @@
+"""The autoscaling drill: nothing, one request, load, less load, nothing; and what the cluster had at each moment.
+
+    python -m load_tests.autoscale            three levels of load, some minutes
+    python -m load_tests.autoscale --quick    one level, as the tests run it
+
+A fake cluster of one head and worker nodes of one GPU each, all of them processes of this machine; Ray's
+autoscaler, Serve's, our policy and the tiny checkpoint are real. Every request is heard to its end and its
+samples are counted. Prints a line for each second, a table of each phase, and one JSON object; exits with 1
+when a request failed or the cluster did not grow and shrink.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Read when Ray is first imported, and by what it starts.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
+os.environ.setdefault("RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
+
+import httpx
+import yaml
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from load_tests.drills.listening import BYTES_PER_FRAME, Heard, body, listen
+from load_tests.drills.report import say
+from load_tests.fake_cluster import FakeCluster, free_port
+
+CONFIG = Path(__file__).parents[1] / "serve_configs" / "tiny_autoscaling.yaml"
+DEPLOYMENTS = ("Talker", "Codec")
+HEAD = {"CPU": 4, "head": 1}
+WORKER = {"CPU": 4, "GPU": 1}
+PATIENCE_S = 240.0
+"""For any one thing to happen: a machine that is busy with something else is no failure."""
+SHORT, LONG = 40, 400
+"""Frames of a request of the load, and of those that should outlive a scaling down."""
+LONG_SEEDS = (1, 3)
+"""With these the tiny checkpoint doesn't end a sentence before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """replicas, stopping: by deployment; the second still ends its streams. nodes: beside the head."""
+
+    second: float
+    phase: str
+    in_flight: int
+    replicas: tuple[int, ...]
+    stopping: tuple[int, ...]
+    nodes: int
+    done: int
+    refused: int
+    failed: int
+
+
+@dataclass(slots=True)
+class Drill:
+    """What has happened so far."""
+
+    phase: str = "start"
+    in_flight: int = 0
+    done: int = 0
+    refused: int = 0
+    problems: list[str] = field(default_factory=list)
+    timeline: list[Moment] = field(default_factory=list)
+    first_s: dict[str, float] = field(default_factory=dict)
+
+    async def speak(self, client: httpx.AsyncClient, seed: int, num_frames: int = SHORT) -> Heard:
+        """One request, heard to its end; the tiny checkpoint babbles until it is stopped, so every sample counts."""
+        self.in_flight += 1
+        try:
+            heard = await listen(client, body(seed, num_frames))
+        finally:
+            self.in_flight -= 1
+        self.first_s.setdefault(self.phase, heard.first_s)
+        if heard.is_refused:
+            self.refused += 1
+            return heard
+        expected = num_frames * BYTES_PER_FRAME
+        if heard.status != 200 or not heard.is_whole or len(heard.pcm) != expected:
+            self.problems.append(f"{self.phase}, seed {seed}: {heard}, expected {expected:,}")
+        self.done += 1
+        return heard
+
+    def look(self, began: float, cluster: FakeCluster) -> Moment:
+        deployments = serve.status().applications["qwen3tts"].deployments
+        states = [deployments[name].replica_states for name in DEPLOYMENTS]
+        moment = Moment(
+            second=round(time.monotonic() - began, 1),
+            phase=self.phase,
+            in_flight=self.in_flight,
+            replicas=tuple(state.get("RUNNING", 0) for state in states),
+            stopping=tuple(state.get("STOPPING", 0) for state in states),
+            nodes=cluster.num_workers,
+            done=self.done,
+            refused=self.refused,
+            failed=len(self.problems),
+        )
+        self.timeline.append(moment)
+        return moment
+
+
+async def drill(
+    cluster: FakeCluster, url: str, levels: Sequence[int], hold_s: float, wakes_again: bool
+) -> Drill:
+    """levels: requests in flight, one after the other. hold_s: each, once the replicas it wants are there."""
+    it = Drill()
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=500)) as client,
+        _watching(it, cluster),
+    ):
+        await _until(it, "it is asleep at first", lambda now: not any(now.replicas) and not now.nodes)
+        it.phase = "wake"
+        await it.speak(client, seed=1)
+        for level in levels:
+            it.phase = f"load {level}"
+            wanted = _talkers_for(level)
+            async with _load(it, client, range(1, level + 1), SHORT):
+                await _until(it, f"{level} streams get {wanted} Talkers", _has_talkers(wanted))
+                await asyncio.sleep(hold_s)
+        it.phase = "shrink"
+        async with _load(it, client, LONG_SEEDS, LONG):
+            await _until(it, "one Talker is left to the last streams", lambda now: now.replicas[0] == 1)
+            await _until(it, "the other has ended its own and is gone", lambda now: not any(now.stopping))
+        it.phase = "rest"
+        await _until(it, "it sleeps again", lambda now: not any(now.replicas) and not now.nodes)
+        if wakes_again:
+            it.phase = "wake again"
+            await it.speak(client, seed=1)
+    return it
+
+
+def _talkers_for(level: int) -> int:
+    args = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["applications"][0]["args"]
+    return min(
+        args["autoscaling"]["talker"]["max_replicas"], -(-level * 10 // (args["talker"]["num_slots"] * 8))
+    )
+
+
+def _has_talkers(count: int) -> Any:
+    return lambda now: now.replicas[0] == count and now.nodes >= count
+
+
+@asynccontextmanager
+async def _watching(it: Drill, cluster: FakeCluster) -> Any:
+    began = time.monotonic()
+
+    async def watch() -> None:
+        while True:
+            moment = await asyncio.to_thread(it.look, began, cluster)
+            say(_line(moment))
+            await asyncio.sleep(1.0)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+@asynccontextmanager
+async def _load(it: Drill, client: httpx.AsyncClient, seeds: Sequence[int], num_frames: int) -> Any:
+    """So many clients, each with one request after the other; the last ones end before this does."""
+    is_over = False
+
+    async def speak_on(seed: int) -> None:
+        while not is_over:
+            heard = await it.speak(client, seed, num_frames)
+            if heard.status != 200:
+                await asyncio.sleep(float(heard.headers.get("retry-after", 1)))
+
+    clients = [asyncio.create_task(speak_on(seed)) for seed in seeds]
+    try:
+        yield
+    finally:
+        is_over = True
+        await asyncio.gather(*clients)
+
+
+async def _until(it: Drill, promise: str, is_true: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (it.timeline and is_true(it.timeline[-1])):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{promise}: not after {PATIENCE_S:.0f} s: {it.timeline[-1:]}")
+        await asyncio.sleep(0.1)
+    say(f"{promise}: yes")
+
+
+@contextmanager
+def serving(cluster: FakeCluster) -> Iterator[str]:
+    """The config on this cluster; its URL."""
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    config["http_options"]["port"] = free_port()
+    schema = ServeDeploySchema.model_validate(config)
+    serve.start(proxy_location=config["proxy_location"], http_options=config["http_options"])
+    try:
+        _get_global_client().deploy_apps(schema, _blocking=False)
+        _wait_until_running()
+        yield f"http://127.0.0.1:{config['http_options']['port']}/"
+    finally:
+        serve.shutdown()
+
+
+def _wait_until_running() -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        app = serve.status().applications.get("qwen3tts")
+        if app is not None and app.status == "RUNNING":
+            return
+        if (app is not None and app.status == "DEPLOY_FAILED") or time.monotonic() > deadline:
+            raise RuntimeError(f"the app does not start: {app}")
+        time.sleep(0.3)
+
+
+# ---------------------------------------------------------------- what is shown
+_LINE = "{:>6} s  {:<10} {:>9}  {:>6} {:>5}  {:>8} {:>5} {:>5} {:>7} {:>6}"
+
+
+def _head() -> str:
+    return _LINE.format(
+        "", "phase", "in flight", *DEPLOYMENTS, "stopping", "nodes", "done", "refused", "failed"
+    )
+
+
+def _line(moment: Moment) -> str:
+    return _LINE.format(
+        moment.second, moment.phase, moment.in_flight, *moment.replicas, sum(moment.stopping), moment.nodes,
+        moment.done, moment.refused, moment.failed,
+    )  # fmt: skip
+
+
+def phases_of(timeline: Sequence[Moment]) -> list[dict[str, Any]]:
+    """One row a phase: how long, the most in flight, replicas and nodes from their least to their most."""
+    rows = []
+    for name in dict.fromkeys(moment.phase for moment in timeline):
+        own = [moment for moment in timeline if moment.phase == name]
+        ranges = {
+            deployment: _range([moment.replicas[number] for moment in own])
+            for number, deployment in enumerate(DEPLOYMENTS)
+        }
+        rows.append(
+            {
+                "phase": name,
+                "seconds": round(own[-1].second - own[0].second),
+                "most in flight": max(moment.in_flight for moment in own),
+                **ranges,
+                "nodes": _range([moment.nodes for moment in own]),
+                "done": own[-1].done - own[0].done,
+                "failed": own[-1].failed - own[0].failed,
+            }
+        )
+    return rows
+
+
+def _range(values: Sequence[int]) -> str:
+    """From the first to the last, by way of whatever goes beyond both."""
+    first, last = values[0], values[-1]
+    extremes = [
+        value for value in (min(values), max(values)) if not min(first, last) <= value <= max(first, last)
+    ]
+    steps = [first, *extremes, last]
+    return " > ".join(
+        str(value) for number, value in enumerate(steps) if not number or value != steps[number - 1]
+    )
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown."""
+    names = list(rows[0])
+    cells = [names, *([str(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    lines = [
+        "| " + " | ".join(c.ljust(width) for c, width in zip(line, widths, strict=True)) + " |"
+        for line in cells
+    ]
+    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="load_tests.autoscale")
+    parser.add_argument("--quick", action="store_true", help="one level of load, nothing is held")
+    parser.add_argument("--levels", type=int, nargs="+", default=[2, 6, 14, 6], help="requests in flight")
+    parser.add_argument("--hold-s", type=float, default=15.0, help="each level, once its replicas are there")
+    arguments = parser.parse_args()
+    levels, hold_s = ([6], 0.0) if arguments.quick else (arguments.levels, arguments.hold_s)
+    began = time.monotonic()
+    with FakeCluster(HEAD, {"one_gpu": (WORKER, 4)}, 4) as cluster, serving(cluster) as url:
+        say(f"an app without a replica of {' or '.join(DEPLOYMENTS)}, after {time.monotonic() - began:.0f} s")
+        say(_head())
+        it = asyncio.run(drill(cluster, url, levels, hold_s, wakes_again=not arguments.quick))
+    rows = phases_of(it.timeline)
+    print(table(rows))
+    for problem in it.problems:
+        say(problem)
+    result = {
+        "requests": it.done, "failed": len(it.problems), "refused": it.refused,
+        "most": dict(zip(DEPLOYMENTS, map(max, zip(*(m.replicas for m in it.timeline), strict=True)), strict=True)),
+        "most_nodes": max(moment.nodes for moment in it.timeline),
+        "cold_start_s": round(it.first_s["wake"], 1), "seconds": round(time.monotonic() - began),
+        "phases": rows, "timeline": [asdict(moment) for moment in it.timeline],
+    }  # fmt: skip
+    print(json.dumps(result))
+    return int(bool(it.problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
