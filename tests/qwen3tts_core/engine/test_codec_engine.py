@@ -16,6 +16,7 @@ from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig
 from qwen3tts_core.engine.codec_engine import CodecEngine
 from qwen3tts_core.engine.codec_rows import Seams
 from qwen3tts_core.engine.outbox import AsyncOutbox
+from qwen3tts_core.engine.tally import BATCH_ROWS, STEP_SECONDS, Tally
 from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
 from qwen3tts_core.ops.reference import HostTransfer, run_eagerly
@@ -420,7 +421,7 @@ def test_a_batch_that_never_ends_is_noticed(monkeypatch):
     def slow_decode(pieces):
         engine.check_health()
         clock.now += 121
-        with pytest.raises(EngineFault, match="running for 121 s"):
+        with pytest.raises(EngineFault, match="in one turn for 121 s"):
             engine.check_health()
         return decode(pieces)
 
@@ -428,6 +429,48 @@ def test_a_batch_that_never_ends_is_noticed(monkeypatch):
     engine.step()
     engine.check_health()
     assert len(engine._outbox.items["r"]) == 1
+
+
+def test_a_row_that_is_never_made_ready_is_noticed_too(monkeypatch):
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    engine.open("r")
+
+    def slow_start(*_):
+        clock.now += 121
+        with pytest.raises(EngineFault, match="in one turn for 121 s"):
+            engine.check_health()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(engine._rows, "start", slow_start)
+    engine.step()
+    clock.now += 1000
+    engine.check_health()  # idle, however long
+
+
+def test_batches_are_counted_by_their_streams_and_their_time(monkeypatch):
+    clock = Clock()
+    engine = make_engine(clock=clock)
+    decode = engine._rows.decode
+
+    def slow_decode(pieces):
+        clock.now += 0.04
+        return decode(pieces)
+
+    monkeypatch.setattr(engine._rows, "decode", slow_decode)
+    for streams in (1, 3):
+        for number in range(streams):
+            engine.open(f"{streams}-{number}")
+            engine.submit(f"{streams}-{number}", bad())
+        engine.step()
+    stats = engine.stats()
+    assert (stats.batches, stats.rows, stats.num_rows) == (2, 4, stats.num_rows_in_use + stats.num_free_rows)
+    expected_rows, expected_seconds = Tally(BATCH_ROWS), Tally(STEP_SECONDS)
+    for rows in (1, 3):
+        expected_rows.add(rows)
+        expected_seconds.add(0.04)
+    assert (stats.batch_rows, stats.batch_seconds) == (expected_rows.counts(), expected_seconds.counts())
+    assert (stats.eager_steps, stats.graph_replays) == (2, 0)  # on CPU nothing is captured
 
 
 # ---------------------------------------------------------------- leaving
