@@ -9,10 +9,11 @@ CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 ARGS    ?=
+SCENARIO ?= --help
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve serve serve-gpu clean
+.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +53,7 @@ check: install  ## Formatting, lint, types and import direction; rewrites nothin
 test: check browser  ## Everything a machine without a GPU can show: check + unit + parity + end-to-end
 	$(BIN)/python -m pytest -m 'not gpu' $(TESTS)
 
-test-fast: install  ## Only tests that import no torch
+test-fast: install browser  ## Only tests that import no torch
 	$(BIN)/python -m pytest --no-torch $(TESTS)
 
 test-parity: install  ## The reference's numbers: every golden array, at its tolerance
@@ -73,6 +74,9 @@ bench-codec: install-gpu  ## ms per step of the codec decoder on this GPU, and w
 bench-serve: CONFIG = serve_configs/qwen3tts.yaml
 bench-serve: install-gpu  ## Our server under load on this GPU, and what stops it; CHECKPOINT=a folder, FAST=1, ARGS='--seconds 20'
 	$(BIN)/python -m load_tests.bench_serve --config $(CONFIG) --checkpoint $(CHECKPOINT) $(if $(FAST),--fast) $(ARGS)
+
+load: install  ## A load on a running server; SCENARIO='closed --url … --out runs/a', or -h
+	$(BIN)/python -m load_tests $(SCENARIO)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)

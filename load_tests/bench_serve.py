@@ -34,6 +34,7 @@ from load_tests.commands import find_model, measure_closed
 from load_tests.engine_counters import EngineCounters
 from load_tests.environment import describe_environment
 from load_tests.gpu_busy import GpuSampler
+from load_tests.process_cpu import find_argument
 from load_tests.report import write_report
 from load_tests.run import Run, say
 from load_tests.scenarios import Closed
@@ -63,8 +64,9 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
         workers = stack.enter_context(Workers(arguments.workers))
         gpu = stack.enter_context(GpuSampler())
         engines = None
-        if arguments.engine_counters:
-            engines = EngineCounters()
+        address = find_argument(served.pid, "--gcs-address")
+        if arguments.engine_counters and address is not None:
+            engines = EngineCounters(address)
             stack.callback(engines.close)
         arguments.url = served.address.url
         target = find_model(target_of(arguments))

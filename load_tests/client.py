@@ -1,8 +1,8 @@
 """One streamed speech request over HTTP, with the time of every read.
 
 TTFA starts right before the POST is written, with the body already made, and ends at the first bytes of PCM
-at this socket. Reads have no fixed size: whatever has come is taken. aiohttp on uvloop: a request with ten
-chunks costs a fifth of httpx's CPU (`LOG.md`).
+at this socket. Reads have no fixed size: whatever has come is taken. aiohttp on uvloop: an answer of seven
+chunks costs a sixth of httpx's CPU (`LOG.md`).
 """
 
 from __future__ import annotations

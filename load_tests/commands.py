@@ -45,10 +45,7 @@ def measure_closed(
     if arguments.warm_up:
         warming = Closed(concurrency, max(arguments.warm_up, min(concurrency, arguments.warm_up_most)))
         run.warm_up(replace(one_pass, scenario=warming), name)
-    wav_folder = None
-    if arguments.save_wavs:
-        wav_folder = run.folder / f"wavs_{name}"
-        wav_folder.mkdir(exist_ok=True)
+    wav_folder = run.wav_folder(name) if arguments.save_wavs else None
     level = {"name": name, "scenario": "closed", "concurrency": concurrency, **fields}
     return run.measure(
         level, replace(one_pass, scenario=scenario, wav_folder=wav_folder), arguments.repeats, around

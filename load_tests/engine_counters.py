@@ -1,4 +1,6 @@
-"""The engines' own counters, read by a second driver of the same Ray: `python -m load_tests.engine_counters`.
+"""The engines' own counters, read by a second driver of the same Ray.
+
+    python -m load_tests.engine_counters GCS_ADDRESS
 
 One JSON line on stdout for each line on stdin: deployment -> its `stats()`. A process of its own, so that
 Ray's threads are not in the client's. `EngineCounters` is the other end.
@@ -16,11 +18,11 @@ Counters = dict[str, dict[str, float]]
 
 
 class EngineCounters:
-    """Starts the reader once Serve is up. Raises RuntimeError when it can't read."""
+    """Starts the reader once Serve is up. address: of that Ray's GCS."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "load_tests.engine_counters"],
+            [sys.executable, "-m", "load_tests.engine_counters", address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -32,6 +34,7 @@ class EngineCounters:
         return self._process.pid
 
     def read(self) -> Counters:
+        """Raises RuntimeError when they can't be read."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -63,12 +66,12 @@ def growth(before: Counters, after: Counters) -> Counters:
 
 
 def main() -> None:
-    import ray  # noqa: TID251 - a driver of the app's own Ray
-    from ray import serve  # noqa: TID251
+    import ray
+    from ray import serve
 
     answers = sys.stdout
     sys.stdout = sys.stderr  # Ray prints
-    ray.init(address="auto", log_to_driver=False, logging_level="ERROR", namespace="serve")
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR", namespace="serve")
     handles = {}
     for app, overview in serve.status().applications.items():
         for deployment in overview.deployments:

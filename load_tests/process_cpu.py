@@ -78,6 +78,19 @@ def snapshot(root: int, parts: Mapping[int, str] | None = None) -> Snapshot:
     return found
 
 
+def find_argument(root: int, name: str) -> str | None:
+    """The value of `name=value` in the command line of any descendant of `root`."""
+    for process in psutil.Process(root).children(recursive=True):
+        try:
+            arguments = process.cmdline()
+        except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+            continue
+        for argument in arguments:
+            if argument.startswith(f"{name}="):
+                return argument.partition("=")[2]
+    return None
+
+
 def difference(before: Snapshot, after: Snapshot) -> list[ProcessUse]:
     """What each process used in between; one that is new since `before` counts from its start."""
     used = []

@@ -77,6 +77,12 @@ class Run:
         self.save()
         return noted
 
+    def wav_folder(self, level: str) -> Path:
+        """Where a level's audio goes; made here."""
+        folder = wav_folder_of(self.folder, self._name, level)
+        folder.mkdir(exist_ok=True)
+        return folder
+
     def save(self) -> None:
         """Also while it runs, so that what was measured survives an interruption."""
         about = {**self._about, "odd_durations": odd_durations(self.levels), "levels": self.levels}
@@ -94,6 +100,10 @@ class Run:
             fields = {"level": level, "repeat": repeat, **record.as_json(result.began)}
             self._requests.write(json.dumps(fields, ensure_ascii=False) + "\n")
         self._requests.flush()
+
+
+def wav_folder_of(folder: Path, name: str, level: str) -> Path:
+    return folder / f"{name}_wavs_{level.replace(' ', '_')}"
 
 
 class ProgressLine:
