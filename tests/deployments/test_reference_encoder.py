@@ -10,9 +10,9 @@ import pytest
 
 from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
 from qwen3tts_core.audio.clip import ReferenceLimits, read_clip
-from qwen3tts_core.errors import InvalidReferenceAudio
+from qwen3tts_core.errors import EngineFault, InvalidReferenceAudio
 from tests.clips import wav_clip
-from tests.fakes import FakeReferenceEncoder
+from tests.fakes import FakeReferenceEncoder, until
 
 
 def open_deployment(engine, **limits):
@@ -65,3 +65,37 @@ async def test_the_limits_are_the_settings():
     await deployment.encode(wav_clip(seconds=2.9), False)
     with pytest.raises(InvalidReferenceAudio, match="expected 1 to 3 s"):
         await deployment.encode(wav_clip(seconds=3.1), False)
+
+
+async def test_a_clip_that_hangs_in_a_thread_is_unhealthy_and_a_quiet_deployment_never():
+    now, leave = [0.0], threading.Event()
+
+    class Hanging(FakeReferenceEncoder):
+        def encode(self, clip, in_context):
+            assert leave.wait(60)
+            return super().encode(clip, in_context)
+
+    deployment = ReferenceEncoder(
+        EncoderSettings("unused", ReferenceLimits()), lambda _: Hanging(), clock=lambda: now[0]
+    )
+    now[0] = 1e6
+    deployment.check_health()
+    encoding = asyncio.create_task(deployment.encode(wav_clip(), False))
+    await until(lambda: deployment._began_at)
+    now[0] += 119
+    assert await deployment.ready()
+    now[0] += 2
+    with pytest.raises(EngineFault, match="121 s"):
+        deployment.check_health()
+    with pytest.raises(EngineFault):
+        await deployment.ready()
+    leave.set()
+    await encoding
+    deployment.check_health()
+
+
+async def test_a_clip_that_was_refused_is_no_longer_in_work():
+    deployment = open_deployment(FakeReferenceEncoder())
+    with pytest.raises(InvalidReferenceAudio):
+        await deployment.encode(b"no audio", False)
+    assert not deployment._began_at

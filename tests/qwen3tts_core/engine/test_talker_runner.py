@@ -174,7 +174,21 @@ def test_the_smallest_bucket_runs_and_padding_is_counted():
         before = desk.runner.counters.padded_rows
         desk.step(*placed[:count])
         assert desk.runner.counters.padded_rows - before == padding
-    assert desk.runner.counters.steps == 4
+    counters = desk.runner.counters
+    assert (counters.steps, counters.rows) == (4, 5 + 4 + 2 + 1)
+    assert counters.steps_by_bucket == {1: 1, 4: 2, 8: 1}
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_launch_is_a_replay_if_something_was_captured_else_an_eager_step(is_captured):
+    desk = Desk(capture=(lambda step, name: lambda: step()) if is_captured else run_eagerly)
+    placed = desk.join(make_request("a", frames=9))
+    num_launches = desk.cache_prompts() + 2
+    for _ in range(2):
+        desk.step(*placed)
+    counters = desk.runner.counters
+    expected = (num_launches, 0) if is_captured else (0, num_launches)
+    assert (counters.graph_replays, counters.eager_steps) == expected
 
 
 def test_a_warm_up_touches_no_slot_and_no_page():
