@@ -107,6 +107,7 @@ CODEC_QUEUE_LENGTH = _gauge("codec_queue_length", "chunks that wait for their de
 CODEC_CHUNKS = _counter("codec_chunks", "chunks handed out")
 CODEC_FRAMES = _counter("codec_frames", "frames handed out as audio")
 CODEC_BATCHES = _counter("codec_batches", "batches decoded")
+CODEC_DECODED_ROWS = _counter("codec_decoded_rows", "streams continued, summed over the batches")
 CODEC_BATCH_ROWS = _histogram("codec_batch_rows", "streams in a batch", BATCH_ROWS)
 CODEC_STEP_SECONDS = _histogram(
     "codec_step_seconds", "one batch, from its choice to its samples", STEP_SECONDS
