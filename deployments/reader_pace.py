@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
 from starlette.datastructures import Headers
@@ -32,11 +35,16 @@ READER_TIMEOUT_S = 60.0
 """For a reader that takes nothing. A player that is behind by all the buffers between takes something sooner."""
 WINDOW_BYTES = 2 << 20
 """On their way through Serve's queues, per response: 44 s of PCM16 at 24 kHz."""
-PART_BYTES = 1 << 18
-"""A whole body is sent in such parts, or there would be no telling a slow reader from one that has gone."""
+PART_BYTES = 1 << 16
+"""Is written at once, or there would be no telling a slow reader from one that has gone: 1.1 KB/s are enough."""
+MESSAGE_BYTES = 1 << 18
+"""Goes through Serve's queues at once: each costs a millisecond."""
 REPORT_BYTES = 1 << 16
 """Between two reports of the proxy."""
 
+_RESET = struct.pack(
+    "ii", 1, 0
+)  # lingering for zero seconds: a close is a reset. Source: socket(7), SO_LINGER
 _TAKEN = "qwen3tts.taken"  # a message of ours among those of ASGI, in the order of `receive`
 _CREDITS_HEADER = b"x-reader-credits"
 _TIMEOUT_HEADER = b"x-reader-timeout"
@@ -75,11 +83,8 @@ class _Reader:
         if message["type"] == "http.response.start" and self._has_credits:
             headers = [*message.get("headers", ()), (_TIMEOUT_HEADER, str(self._timeout_s).encode())]
             message = {**message, "headers": headers}
-        content = message.get("body", b"")
-        while len(content) > PART_BYTES:
-            await self._pass_on({**message, "body": content[:PART_BYTES], "more_body": True})
-            content = content[PART_BYTES:]
-        await self._pass_on({**message, "body": content} if "body" in message else message)
+        for part in _cut(message, MESSAGE_BYTES if self._has_credits else PART_BYTES):
+            await self._pass_on(part)
 
     async def _pass_on(self, message: Message) -> None:
         size = len(message.get("body", b""))
@@ -112,6 +117,17 @@ class _Reader:
                 raise
             self._has_stalled = True
             raise SlowReader(self._timeout_s) from None
+
+
+def _cut(message: Message, num_bytes: int) -> Iterator[Message]:
+    """The same body in messages of so many bytes at most."""
+    content = message.get("body", b"")
+    if len(content) <= num_bytes:
+        yield message
+        return
+    for start in range(0, len(content), num_bytes):
+        has_more = message.get("more_body", False) or start + num_bytes < len(content)
+        yield {**message, "body": content[start : start + num_bytes], "more_body": has_more}
 
 
 # ---------------------------------------------------------------- in Serve's proxy
@@ -162,6 +178,10 @@ class _Credits:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             message = self._without_timeout(message)
+        for part in _cut(message, PART_BYTES):
+            await self._write(part)
+
+    async def _write(self, message: Message) -> None:
         limit = asyncio.timeout(self._timeout_s or None)
         try:
             async with limit:
@@ -185,10 +205,14 @@ class _Credits:
 
 
 def _abort(send: Send) -> None:
-    """Drop the connection with all that waits in its buffer. ASGI has no word for it, so: uvicorn's own.
+    """Drop the connection with all that waits for it, also in the kernel. ASGI has no word for it, so: uvicorn's own.
 
-    Closing is not enough: it waits for the reader to take the buffer.
+    Closing would be too polite: it waits for the reader to take what is buffered.
     """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
-    if transport is not None:
-        transport.abort()
+    if transport is None or transport.is_closing():
+        return
+    # Our own handle on the same socket: uvloop's transport lends one without `setsockopt`.
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()

@@ -12,15 +12,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
 
 from load_tests.drills.disconnects import disconnects
+from load_tests.drills.half_open import half_open
 from load_tests.drills.overload import overload
-from load_tests.drills.report import DrillResult, say, table
+from load_tests.drills.report import DrillResult, table
 from load_tests.drills.server import App, DrillServer
+from load_tests.drills import slow_readers
 
 PLAIN_SLOTS, PLAIN_QUEUE = 8, 32  # of serve_configs/tiny_cpu.yaml
 
@@ -38,10 +39,10 @@ class Scale:
         return max(least, self._factor * whole)
 
 
-Drill = Callable[[App, Scale], Awaitable[DrillResult]]
+Drill = Callable[[DrillServer, App, Scale], Awaitable[DrillResult]]
 
 
-async def _overload(app: App, scale: Scale) -> DrillResult:
+async def _overload(_: DrillServer, app: App, scale: Scale) -> DrillResult:
     return await overload(
         app,
         seconds=scale.seconds(60, least=5),
@@ -50,18 +51,35 @@ async def _overload(app: App, scale: Scale) -> DrillResult:
     )
 
 
-async def _disconnects(app: App, scale: Scale) -> DrillResult:
+async def _disconnects(_: DrillServer, app: App, scale: Scale) -> DrillResult:
     return await disconnects(app, count=scale.count(1_000, least=20))
 
 
-PLAIN: dict[str, Drill] = {"disconnects": _disconnects, "overload": _overload}
+async def _slow_readers(server: DrillServer, app: App, scale: Scale) -> DrillResult:
+    return await slow_readers.slow_readers(
+        server, app, count=scale.count(8, least=4), num_others=scale.count(40, least=4)
+    )
+
+
+async def _half_open(server: DrillServer, app: App, scale: Scale) -> DrillResult:
+    return await half_open(server, app, count=scale.count(400, least=16))
+
+
+PLAIN: dict[str, Drill] = {
+    "overload": _overload,
+    "slow readers": _slow_readers,
+    "half-open": _half_open,
+    "disconnects": _disconnects,
+}
 
 
 async def run(server: DrillServer, wanted: set[str], scale: Scale) -> list[DrillResult]:
     results = []
     if chosen := {name: drill for name, drill in PLAIN.items() if name in wanted}:
-        app = await server.start("tiny_cpu", {}, name="plain")
-        results += [await drill(app, scale) for drill in chosen.values()]
+        app = await server.start(
+            "tiny_cpu", {**slow_readers.APP_ARGS, "first_audio_timeout_s": 240}, name="plain"
+        )
+        results += [await drill(server, app, scale) for drill in chosen.values()]
         await server.stop(app)
     return results
 
@@ -93,6 +111,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    for name, value in {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}.items():
-        os.environ.setdefault(name, value)
     sys.exit(main())

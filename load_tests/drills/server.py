@@ -24,6 +24,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.launch import BEFORE_RAY
 from load_tests.drills.processes import ProcessId, descendants, end_all
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ class App:
     async def held_at_rest(self, patience_s: float = 15.0) -> Held:
         """Once nothing is held any more, or what still is after a while: that has leaked."""
         deadline = time.monotonic() + patience_s
-        while (held := await self.held()) and time.monotonic() < deadline:
+        while (held := await self.held()) and time.monotonic() < deadline:  # noqa: ASYNC110 - other processes' counts
             await asyncio.sleep(0.2)
         return held
 
@@ -112,6 +113,8 @@ class DrillServer:
 
     def __enter__(self) -> DrillServer:
         signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C: through every `finally`
+        for name, value in BEFORE_RAY.items():
+            os.environ.setdefault(name, value)
         try:
             ray.init(
                 address="local",

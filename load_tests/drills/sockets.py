@@ -32,7 +32,8 @@ class RawClient:
 
     def __init__(self, url: str, receive_buffer: int = 0) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None and parts.port is not None
+        assert parts.hostname is not None
+        assert parts.port is not None
         self._address = parts.hostname, parts.port
         self._socket = socket.socket()
         self._socket.setblocking(False)

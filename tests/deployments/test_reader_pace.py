@@ -1,11 +1,14 @@
 """A slow reader holds up nobody's memory, and one that has gone is noticed: in both of Serve's ways to a socket."""
 
 import asyncio
+import socket
 
 import pytest
+import uvicorn
 
 from deployments.reader_pace import PART_BYTES, REPORT_BYTES, WINDOW_BYTES, ReaderCredits, ReaderPace
 from qwen3tts_core.errors import SlowReader
+from tests.fakes import until
 
 SCOPE = {"type": "http", "headers": [(b"host", b"here")]}
 
@@ -14,7 +17,7 @@ class Socket:
     """uvicorn's side: takes what `allow` has allowed; `send` waits beyond that."""
 
     def __init__(self):
-        self.taken, self.messages, self.transport, self.is_aborted = 0, [], self, False
+        self.taken, self.messages = 0, []
         self._allowed, self._changed = 0, asyncio.Condition()
         self._left = asyncio.Event()
 
@@ -23,8 +26,7 @@ class Socket:
             self._allowed += num_bytes
             self._changed.notify_all()
 
-    def abort(self):
-        self.is_aborted = True
+    def leave(self):
         self._left.set()
 
     async def send(self, message):
@@ -87,36 +89,41 @@ def speaker(num_parts, size, log):
     return app
 
 
+async def read_to_the_end(client):
+    while await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+        pass
+
+
 async def settled():
     for _ in range(200):
         await asyncio.sleep(0)
 
 
 async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped():
-    socket, log = Socket(), []
-    await socket.allow(1000)
+    reader, log = Socket(), []
+    await reader.allow(1000)
     app = ReaderPace(speaker(3, 1000, log), timeout_s=0.05)
     with pytest.raises(SlowReader):
-        await app(SCOPE, socket.receive, socket.send)
-    assert socket.taken == 1000
+        await app(SCOPE, reader.receive, reader.send)
+    assert reader.taken == 1000
     assert log[0] == 1000
     assert isinstance(log[-1], SlowReader)
 
 
 async def test_a_slow_reader_that_takes_something_in_time_gets_everything():
-    socket, log = Socket(), []
+    reader, log = Socket(), []
     app = ReaderPace(speaker(6, 1000, log), timeout_s=0.2)
-    call = asyncio.create_task(app(SCOPE, socket.receive, socket.send))
+    call = asyncio.create_task(app(SCOPE, reader.receive, reader.send))
     for _ in range(6):
         await asyncio.sleep(0.1)  # in all three times the timeout
-        await socket.allow(1000)
+        await reader.allow(1000)
     await call
-    assert socket.taken == 6000
-    assert socket.messages[-1] == {"type": "http.response.body", "body": b""}
+    assert reader.taken == 6000
+    assert reader.messages[-1] == {"type": "http.response.body", "body": b""}
 
 
 async def test_nothing_more_is_tried_on_a_reader_that_has_stalled():
-    socket, log = Socket(), []
+    reader, log = Socket(), []
 
     async def app(scope, receive, send):
         for _ in range(2):  # as server-sent events do: an error, then a word about it
@@ -124,74 +131,90 @@ async def test_nothing_more_is_tried_on_a_reader_that_has_stalled():
                 await send({"type": "http.response.body", "body": b"x", "more_body": True})
             except SlowReader as error:
                 log.append(error)
-                await socket.allow(10)
+                await reader.allow(10)
 
-    await ReaderPace(app, timeout_s=0.05)(SCOPE, socket.receive, socket.send)
+    await ReaderPace(app, timeout_s=0.05)(SCOPE, reader.receive, reader.send)
     assert len(log) == 2
-    assert socket.taken == 0
+    assert reader.taken == 0
 
 
 async def test_a_whole_body_is_sent_in_parts_and_complete():
-    socket, body = Socket(), bytes(range(256)) * (PART_BYTES // 100)
-    await socket.allow(len(body))
+    reader, body = Socket(), bytes(range(256)) * (PART_BYTES // 100)
+    await reader.allow(len(body))
 
     async def app(scope, receive, send):
         await send({"type": "http.response.body", "body": body})
 
-    await ReaderPace(app, timeout_s=1)(SCOPE, socket.receive, socket.send)
-    assert max(len(message["body"]) for message in socket.messages) <= PART_BYTES
-    assert [message.get("more_body", False) for message in socket.messages].count(False) == 1
-    assert not socket.messages[-1].get("more_body", False)
-    assert b"".join(message["body"] for message in socket.messages) == body
+    await ReaderPace(app, timeout_s=1)(SCOPE, reader.receive, reader.send)
+    assert max(len(message["body"]) for message in reader.messages) <= PART_BYTES
+    assert [message.get("more_body", False) for message in reader.messages].count(False) == 1
+    assert not reader.messages[-1].get("more_body", False)
+    assert b"".join(message["body"] for message in reader.messages) == body
 
 
 async def test_behind_the_proxy_no_more_than_the_window_is_on_its_way():
     """Ten times the window, read slowly: all of it comes, and the queues between never held more than one window."""
     size, num_parts = REPORT_BYTES, 10 * WINDOW_BYTES // REPORT_BYTES
-    socket, log = Socket(), []
+    reader, log = Socket(), []
     queues = Queues(ReaderPace(speaker(num_parts, size, log), timeout_s=5))
-    call = asyncio.create_task(ReaderCredits(queues)(SCOPE, socket.receive, socket.send))
+    call = asyncio.create_task(ReaderCredits(queues)(SCOPE, reader.receive, reader.send))
     await settled()
     assert len(log) * size <= WINDOW_BYTES + size
     for _ in range(num_parts):
-        await socket.allow(size)
+        await reader.allow(size)
         await settled()
     await call
-    assert socket.taken == num_parts * size
+    assert reader.taken == num_parts * size
     assert WINDOW_BYTES // 2 < queues.most_waiting <= WINDOW_BYTES
-    assert not socket.messages[-1].get("more_body", False)
+    assert not reader.messages[-1].get("more_body", False)
 
 
 async def test_a_reader_behind_the_proxy_that_takes_nothing_loses_its_connection():
-    socket, log = Socket(), []
-    queues = Queues(ReaderPace(speaker(3, 1000, log), timeout_s=0.05))
-    await socket.allow(1000)
-    await asyncio.wait_for(ReaderCredits(queues)(SCOPE, socket.receive, socket.send), 5)
-    assert socket.is_aborted
-    assert socket.taken == 1000
+    """On the server that Serve's proxy is: no sooner has it stalled than nothing of it is left, not even in the kernel."""
+    log = []
+    app = ReaderCredits(Queues(ReaderPace(speaker(100, 1 << 20, log), timeout_s=0.3)))
+    config = uvicorn.Config(
+        app, port=0, host="127.0.0.1", lifespan="off", log_level="critical", loop="asyncio"
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, 10)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+        await loop.sock_recv(client, 100)
+        await until(lambda: log and isinstance(log[-1], BaseException), 20)
+        await until(lambda: not server.server_state.connections, 5)
+        with pytest.raises(ConnectionResetError):
+            await read_to_the_end(client)
+    server.should_exit = True
+    await serving
 
 
 async def test_what_the_two_ends_tell_each_other_reaches_neither_client_nor_app():
-    socket, seen = Socket(), {}
+    reader, seen = Socket(), {}
 
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
         for _ in range(4):
             await send({"type": "http.response.body", "body": bytes(REPORT_BYTES), "more_body": True})
-        socket.abort()
+        reader.leave()
         seen["message"] = await receive()
         await send({"type": "http.response.body", "body": b""})
 
-    await socket.allow(4 * REPORT_BYTES)
-    await ReaderCredits(ReaderPace(app, timeout_s=1))(SCOPE, socket.receive, socket.send)
+    await reader.allow(4 * REPORT_BYTES)
+    await ReaderCredits(ReaderPace(app, timeout_s=1))(SCOPE, reader.receive, reader.send)
     assert seen["message"]["type"] == "http.disconnect"
-    assert socket.messages[0]["headers"] == [(b"a", b"b")]
+    assert reader.messages[0]["headers"] == [(b"a", b"b")]
 
 
 async def test_a_client_that_claims_to_be_our_proxy_only_stops_itself():
-    socket, log = Socket(), []
-    await socket.allow(100 * WINDOW_BYTES)
+    reader, log = Socket(), []
+    await reader.allow(100 * WINDOW_BYTES)
     scope = {**SCOPE, "headers": [(b"x-reader-credits", b"1")]}
     app = ReaderPace(speaker(3, WINDOW_BYTES, log), timeout_s=0.05)
     with pytest.raises(SlowReader):
-        await app(scope, socket.receive, socket.send)
+        await app(scope, reader.receive, reader.send)
