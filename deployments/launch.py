@@ -1,6 +1,6 @@
 """`make serve`: start Ray and the app of one Serve config, wait until it is ready, speak once.
 
-    python -m deployments.launch [--fast] serve_configs/tiny_cpu.yaml
+    python -m deployments.launch [--fast] [--mps] serve_configs/tiny_cpu.yaml
 
 Adds nothing that `serve run CONFIG` lacks but a person's comforts: settings that must be there
 before Ray starts, an early word about a taken port, one about readiness, and a first sentence; and
@@ -22,11 +22,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 import yaml
+
+from deployments.mps import MpsUnavailable, mps_daemon
 
 HELLO = {"input": "Hello there, how are you today?", "seed": 1}
 HELLO_FILE = Path("build") / "hello.wav"
@@ -62,6 +65,7 @@ def main() -> int:
     )
     parser.add_argument("config", type=Path, help="a Serve config, e.g. serve_configs/tiny_cpu.yaml")
     parser.add_argument("--fast", action="store_true", help="HAProxy in front and one loop per replica")
+    parser.add_argument("--mps", action="store_true", help="an MPS daemon, for replicas that share a GPU")
     arguments = parser.parse_args()
     try:
         address = read_address(arguments.config)
@@ -73,7 +77,12 @@ def main() -> int:
     for name, value in {**BEFORE_RAY, **(_FAST if arguments.fast else {})}.items():
         os.environ.setdefault(name, value)
     _say(f"starting Ray Serve with {arguments.config}; this takes half a minute or so, more the first time")
-    return run([sys.executable, "-m", "deployments.serve_child", str(arguments.config)], address)
+    command = [sys.executable, "-m", "deployments.serve_child", str(arguments.config)]
+    try:
+        with mps_daemon() if arguments.mps else nullcontext():
+            return run(command, address)
+    except MpsUnavailable as error:
+        return _give_up(str(error))
 
 
 def read_address(config: Path) -> Address:
