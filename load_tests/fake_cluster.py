@@ -46,7 +46,7 @@ class FakeCluster:
     def __enter__(self) -> FakeCluster:
         try:
             self._start()
-            ray.init(address=f"127.0.0.1:{self._port}", _node_ip_address="127.0.0.1", log_to_driver=False)
+            self._connect()
         except BaseException:
             self.close()
             raise
@@ -80,18 +80,28 @@ class FakeCluster:
             *(f"--resources={json.dumps(others)}", f"--autoscaling-config={config}"),
         ]
         environment = {**os.environ, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-        log = (self._folder / "start.log").open("wb")
-        self._starter = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        log.close()
+        log = self._folder / "start.log"
+        with log.open("wb") as output:
+            self._starter = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _listens(self._port):
+        while "Ray runtime started" not in log.read_text(encoding="utf-8"):
             if self._starter.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"Ray has not started: {(self._folder / 'start.log').read_text()[-2_000:]}"
-                )
+                raise RuntimeError(f"Ray has not started: {log.read_text(encoding='utf-8')[-2_000:]}")
             time.sleep(0.2)
+
+    def _connect(self) -> None:
+        """On a busy machine Ray says that it runs before it answers."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                ray.init(address=f"127.0.0.1:{self._port}", _node_ip_address="127.0.0.1", log_to_driver=False)
+                return
+            except ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1)
 
     def _autoscaler_config(self) -> dict[str, Any]:
         """As `ray up` takes it. Source: ray 2.60.0, ray/autoscaler/ray-schema.json, and what
@@ -146,9 +156,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(0.5)
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -128,6 +128,7 @@ def test_models_share_a_codec_when_its_files_and_settings_are_the_same(make_chec
     for setting in (
         {"codec": {"mode": "window"}},
         {"codec_dtype": "bfloat16"},
+        {"autoscaling": {"codec": {"max_replicas": 2}}},
         {"deterministic": True},
         {"codec": {"batch_buckets": [1, 4]}},
     ):
