@@ -34,7 +34,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from qwen3tts_core.audio.clip import ReferenceClip, voice_key
-from qwen3tts_core.errors import EngineFault, InvalidRequest, UnknownVoice, VoiceNameTaken
+from qwen3tts_core.errors import EngineFault, InvalidRequest, StorageFull, UnknownVoice, VoiceNameTaken
 from qwen3tts_core.types import ReferenceVoice
 
 logger = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ DEFAULT_MAX_VOICES = 1_000
 MAX_TRANSCRIPT_CHARS = 4_096
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LEFT_OVER_S = 600.0  # a file no record names is a crashed upload's, or a race's, once it is this old
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READS = 20  # of a record whose payload is gone; each needs another upload to have come in between
 
 
@@ -107,7 +108,7 @@ class VoiceStore:
 
         reference: the clip encoded in context, so that both modes can be served; num_groups: codes a frame.
         Raises VoiceNameTaken for a built-in name, InvalidRequest for a name, transcript or number of
-        voices beyond the limits; then nothing has changed.
+        voices beyond the limits, StorageFull for a full disk; then nothing has changed.
         """
         key = self.check_name(name)
         assert reference.key == clip.voice_key(in_context=True), "not this clip's in-context voice"
@@ -133,9 +134,22 @@ class VoiceStore:
             "x_vector": np.frombuffer(reference.x_vector, "<f4"),
             "codes": np.frombuffer(reference.codes, "<i2").reshape(-1, num_groups),
         }
-        self._write(f"{record.payload}.clip.safetensors", safetensors.numpy.save({"samples": clip.samples}))
-        self._write(f"{record.payload}.voice.safetensors", safetensors.numpy.save(arrays))
-        self._write(f"{key}.json", json.dumps(asdict(record), indent=1).encode())
+        try:
+            self._write(
+                f"{record.payload}.clip.safetensors", safetensors.numpy.save({"samples": clip.samples})
+            )
+            self._write(f"{record.payload}.voice.safetensors", safetensors.numpy.save(arrays))
+            self._write(f"{key}.json", json.dumps(asdict(record), indent=1).encode())
+        except OSError as error:
+            if (
+                self._read_record(key) != record
+            ):  # else it is whole, and another process may speak with it by now
+                self._drop_payload(record)
+            if error.errno in _NO_ROOM:
+                raise StorageFull(
+                    "the server has no room left for this voice; nothing of it was kept"
+                ) from error
+            raise
         if replaced is not None:
             self._drop_payload(replaced)
         elif self._count() > self._max_voices:  # others came in at the same time: none of us may stay

@@ -1,9 +1,11 @@
 """Named voices outlive the process, are seen by every process at once, and are never seen by halves."""
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
+import resource
 import time
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from qwen3tts_core.audio.clip import ReferenceClip
 from qwen3tts_core.audio.voice_store import VoiceStore
-from qwen3tts_core.errors import EngineFault, InvalidRequest, UnknownVoice, VoiceNameTaken
+from qwen3tts_core.errors import EngineFault, InvalidRequest, StorageFull, UnknownVoice, VoiceNameTaken
 from qwen3tts_core.types import ReferenceVoice
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -312,3 +314,41 @@ def test_processes_that_add_at_the_same_time_stay_within_the_bound(tmp_path):
     for adder in adders:
         adder.join()
     assert len(store.records()) == 2 + added <= 4
+
+
+@pytest.mark.parametrize("names", ["a new name", "a name that is there"])
+@pytest.mark.parametrize("full_at", [1, 2, 3, 4, 5])
+def test_a_full_disk_is_told_and_nothing_of_the_voice_stays(store, tmp_path, monkeypatch, full_at, names):
+    """At any write of its three files, or of the folder between."""
+    old = put(store, "ada", 0)
+    before = sorted(path.name for path in (tmp_path / "voices").iterdir())
+    num_syncs, sync = 0, os.fsync
+
+    def fill_up(descriptor):
+        nonlocal num_syncs
+        num_syncs += 1
+        if num_syncs == full_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fill_up)
+    name = "bob" if names == "a new name" else "ada"
+    with pytest.raises(StorageFull, match="no room"):
+        put(store, name, 1)
+    monkeypatch.undo()
+    assert sorted(path.name for path in (tmp_path / "voices").iterdir()) == before
+    assert store.get("ada").record == old
+    assert belongs_together(store, store.get("ada"))
+    put(store, name, 2)
+
+
+def test_a_file_beyond_the_limit_of_its_process_is_a_full_disk_too(store, tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, hard))
+    try:
+        with pytest.raises(StorageFull):
+            put(store, "ada", 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "voices").iterdir())
+    put(store, "ada", 0)
