@@ -147,7 +147,7 @@ class RequestRecord:
         if error is not None and self.outcome == "rejected":  # the message may quote the text
             described = describe(error).error
             line["param"], line["code"] = described["param"], described["code"]
-        logger.info("request %s", json.dumps(line, ensure_ascii=False))
+        logger.info("request %s", json.dumps(line, ensure_ascii=False), extra={"speech": line})
         if self._report is not None:
             self._report(self)
 

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 STEP_SECONDS = (
-    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0,
+    0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 )  # fmt: skip
 """Upper bounds for one step of an engine: a GPU's take 1 to 10 ms, a laptop's CPU up to seconds."""
 BATCH_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)

@@ -1,7 +1,7 @@
 """One Serve instance for the whole run, deployed from the configs that people use, on loopback.
 
     /               serve_configs/tiny_cpu.yaml as it is, on a free port
-    /deterministic  the same with `deterministic: true` and both transports the other way round
+    /deterministic  the same with `deterministic: true`, both transports the other way round, and JSON logs
     /models         serve_configs/tiny_all.yaml, in test_models.py alone
 
 Each starts when the first test needs it. Everything that starts here ends here, by Ray's own shutdown of what this process started.
@@ -84,6 +84,7 @@ class Server:
         other = copy.deepcopy(plain)
         other["name"], other["route_prefix"] = "deterministic", "/deterministic"
         other["args"]["deterministic"] = True
+        other["logging_config"] = {"encoding": "JSON", "enable_access_log": False}
         # Every step pays for the whole bucket in this mode, so the sizes are what the tests need.
         other["args"]["talker"] = {"num_slots": 8, "max_queued": 0, "max_positions": 512}
         other["args"]["transport"] = {"talker_to_codec": "value", "codec_to_ingress": "object_ref"}
