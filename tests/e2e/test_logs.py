@@ -1,0 +1,36 @@
+"""Lines of the log as JSON, where the Serve config asks for that."""
+
+import json
+import time
+from pathlib import Path
+
+import ray
+
+ARRIVE_WITHIN_S = 30
+
+
+def lines_of(request_id):
+    """Whatever our loggers said during that request: each replica's stderr is a file of the session."""
+    folder = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in folder.glob("worker-*.err")]
+    return [line for text in texts for line in text.splitlines() if request_id in line]
+
+
+def test_a_request_s_line_is_an_object_with_its_id(deterministic):
+    body = {"input": "Not one word of this.", "max_new_tokens": 5}
+    headers = {"x-request-id": "an-id-for-the-log"}
+    assert deterministic.client.post("v1/audio/speech", json=body, headers=headers).status_code == 200
+    deadline = time.monotonic() + ARRIVE_WITHIN_S
+    while not (lines := lines_of("an-id-for-the-log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    found = [json.loads(line) for line in lines]
+    (line,) = [each for each in found if "speech" in each]
+    assert line["request_id"] == line["speech"]["request_id"] == "an-id-for-the-log"
+    assert (line["levelname"], line["application"], line["deployment"]) == (
+        "INFO",
+        "deterministic",
+        "Ingress",
+    )
+    assert (line["speech"]["outcome"], line["speech"]["frames"]) == ("ok", 5)
+    assert not any("Not one word" in each for each in lines)
