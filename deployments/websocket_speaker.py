@@ -34,6 +34,7 @@ from deployments.pieces import PATIENCE_S, join_pieces
 from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel
 from deployments.speech import SpeechParts, encoded, fields_as_sent, note_prepared, prepare_speech, prepend
+from deployments.tracing import traced_request
 from deployments.websocket_messages import SessionConfig, error_message
 from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.streaming.pcm import duration_s
@@ -303,7 +304,8 @@ class Speaker:
         assert model is not None, "the speaker comes to a voice before it comes to its sentences"
         await self._listener.wait_until_near(voice.config.look_ahead_s)
         about = sentence.fields(self._session_id)
-        with self._parts.record(about["id"], model.frontend.config.codec.sample_rate_hz) as record:
+        own_record = self._parts.record(about["id"], model.frontend.config.codec.sample_rate_hz)
+        with traced_request(own_record) as record:
             is_first = utterance.num_pieces == 0
             body = voice.body.model_copy(update={"input": sentence.text})
             prepared = _numbered(await prepare_speech(model, body, voice.clone), utterance.num_pieces)
