@@ -13,7 +13,7 @@ SCENARIO ?= --help
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load serve serve-gpu clean
+.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load autoscale serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench-serve: install-gpu  ## Our server under load on this GPU, and what stops i
 
 load: install  ## A load on a running server; SCENARIO='closed --url … --out runs/a', or -h
 	$(BIN)/python -m load_tests $(SCENARIO)
+
+autoscale: install  ## Watch it grow and shrink on a cluster of claimed nodes and GPUs, on CPU; some minutes
+	$(BIN)/python -m load_tests.autoscale
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)
