@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,8 @@ from load_tests.drills.processes import descendants, end_all
 Resources = Mapping[str, float]
 
 _START_TIMEOUT_S = 240.0
+_ATTEMPTS = 3
+"""Ray gives a node 30 s to start, which a busy machine may not keep."""
 _IDLE_S = 2.0
 """How long a node must have nothing to do before it goes."""
 
@@ -67,29 +69,38 @@ class FakeCluster:
         config.write_text(json.dumps(self._autoscaler_config()), encoding="utf-8")
         others = {name: amount for name, amount in self._head.items() if name not in ("CPU", "GPU")}
         command = [
-            *(
-                str(Path(sys.executable).parent / "ray"),
-                "start",
-                "--head",
-                "--block",
-                "--disable-usage-stats",
-            ),
+            str(Path(sys.executable).parent / "ray"),
+            *"start --head --block --disable-usage-stats".split(),
             *("--node-ip-address=127.0.0.1", f"--port={self._port}", f"--temp-dir={self._folder}"),
             *("--include-dashboard=false", "--min-worker-port=0", "--max-worker-port=0"),
             *(f"--num-cpus={self._head.get('CPU', 0):g}", f"--num-gpus={self._head.get('GPU', 0):g}"),
             *(f"--resources={json.dumps(others)}", f"--autoscaling-config={config}"),
         ]
+        for attempts_left in reversed(range(_ATTEMPTS)):
+            log = self._folder / f"start-{attempts_left}.log"
+            self._starter = self._start_ray(command, log)
+            if self._has_started(log):
+                return
+            self._end_ray()
+            if not attempts_left:
+                raise RuntimeError(f"Ray has not started: {log.read_text(encoding='utf-8')[-2_000:]}")
+
+    @staticmethod
+    def _start_ray(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-        log = self._folder / "start.log"
         with log.open("wb") as output:
-            self._starter = subprocess.Popen(
+            return subprocess.Popen(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
+
+    def _has_started(self, log: Path) -> bool:
+        assert self._starter is not None, "it is asked of what was started"
         deadline = time.monotonic() + _START_TIMEOUT_S
         while "Ray runtime started" not in log.read_text(encoding="utf-8"):
             if self._starter.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"Ray has not started: {log.read_text(encoding='utf-8')[-2_000:]}")
+                return False
             time.sleep(0.2)
+        return True
 
     def _connect(self) -> None:
         """On a busy machine Ray says that it runs before it answers."""
@@ -139,17 +150,21 @@ class FakeCluster:
     def close(self) -> None:
         """End what was started, by its process ids, and remove its files."""
         ray.shutdown()
-        if self._starter is not None:
-            ours = descendants(self._starter.pid)
-            self._starter.terminate()
-            try:
-                self._starter.wait(30)
-            except subprocess.TimeoutExpired:
-                self._starter.kill()
-                self._starter.wait()
-            end_all(ours)
-            self._starter = None
+        self._end_ray()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end_ray(self) -> None:
+        if self._starter is None:
+            return
+        ours = descendants(self._starter.pid)
+        self._starter.terminate()
+        try:
+            self._starter.wait(30)
+        except subprocess.TimeoutExpired:
+            self._starter.kill()
+            self._starter.wait()
+        end_all(ours)
+        self._starter = None
 
 
 def free_port() -> int:
