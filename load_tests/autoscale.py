@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import time
@@ -35,6 +36,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
+from deployments.scaling_args import AutoscalingArgs
 from load_tests.drills.listening import BYTES_PER_FRAME, Heard, body, listen
 from load_tests.drills.report import say
 from load_tests.fake_cluster import FakeCluster, free_port
@@ -144,9 +146,12 @@ async def drill(
 
 
 def _talkers_for(level: int) -> int:
+    """What the policy wants for so many streams."""
     args = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["applications"][0]["args"]
+    scaling = AutoscalingArgs.model_validate(args["autoscaling"]).talker
+    assert scaling is not None, "the config is there for this"
     return min(
-        args["autoscaling"]["talker"]["max_replicas"], -(-level * 10 // (args["talker"]["num_slots"] * 8))
+        scaling.max_replicas, math.ceil(level / (args["talker"]["num_slots"] * scaling.max_use) - 1e-9)
     )
 
 

@@ -62,7 +62,7 @@ class FakeCluster:
     @property
     def num_workers(self) -> int:
         """Nodes beside the head, as Ray knows them."""
-        return sum(node["Alive"] for node in ray.nodes()) - 1
+        return len([node for node in ray.nodes() if node["Alive"]]) - 1
 
     def _start(self) -> None:
         config = self._folder / "cluster.json"
@@ -70,7 +70,7 @@ class FakeCluster:
         others = {name: amount for name, amount in self._head.items() if name not in ("CPU", "GPU")}
         command = [
             str(Path(sys.executable).parent / "ray"),
-            *"start --head --block --disable-usage-stats".split(),
+            *["start", "--head", "--block", "--disable-usage-stats"],
             *("--node-ip-address=127.0.0.1", f"--port={self._port}", f"--temp-dir={self._folder}"),
             *("--include-dashboard=false", "--min-worker-port=0", "--max-worker-port=0"),
             *(f"--num-cpus={self._head.get('CPU', 0):g}", f"--num-gpus={self._head.get('GPU', 0):g}"),
