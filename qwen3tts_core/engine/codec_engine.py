@@ -37,7 +37,8 @@ _STUCK_AFTER_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CodecStats:
-    """A snapshot; from `chunks` on, counts since the start. padded_*: decoded only to fill a bucket."""
+    """A snapshot; from `chunks` on, counts since the start, but for num_rows. padded_*: decoded only to fill a
+    bucket. rows: streams continued, over all batches. batch_*: `Tally`s over BATCH_ROWS and STEP_SECONDS."""
 
     num_rows_in_use: int
     num_free_rows: int

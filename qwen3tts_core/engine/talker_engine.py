@@ -41,7 +41,8 @@ _FINISHES: dict[int, FinishReason | None] = {FRAME: None, STOP: "stop", FRAME_AN
 
 @dataclass(frozen=True, slots=True)
 class TalkerStats:
-    """A snapshot; the last five count since the start, frames stepped through again included."""
+    """A snapshot. From `requests` on, counts since the start, frames stepped through again included, but for the
+    slots and pages. rows: streams advanced, over all steps. step_seconds: a `Tally` over STEP_SECONDS."""
 
     num_running: int
     num_waiting: int

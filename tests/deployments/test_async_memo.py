@@ -27,6 +27,9 @@ async def test_those_who_ask_at_once_share_one_run_and_later_ones_its_result():
     assert await asyncio.gather(*asking) == [b"value"] * 20
     assert await memo.get("a", work) == b"value"
     assert work.num_runs == 1
+    stats = memo.stats()
+    assert (stats.num_runs, stats.num_joined, stats.num_hits) == (1, 19, 1)
+    assert (stats.num_entries, stats.num_bytes) == (1, len(b"value"))
 
 
 async def test_one_who_leaves_stops_nobodys_work():

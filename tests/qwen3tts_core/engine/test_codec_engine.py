@@ -210,6 +210,9 @@ def test_a_voice_is_primed_once_and_the_oldest_is_forgotten():
 
     assert [batches_to_start(key) for key in "aabba"] == [1, 0, 1, 0, 0]
     assert [batches_to_start(key) for key in "cab"] == [1, 0, 1], "b was the longest unused"
+    engine.open("no voice")
+    run(engine)
+    assert (engine.stats().primed_hits, engine.stats().primed_misses) == (4, 4)
 
 
 def test_voices_with_different_keys_are_never_mixed_up():
