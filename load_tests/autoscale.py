@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -155,12 +155,12 @@ def _talkers_for(level: int) -> int:
     )
 
 
-def _has_talkers(count: int) -> Any:
+def _has_talkers(count: int) -> Callable[[Moment], bool]:
     return lambda now: now.replicas[0] == count and now.nodes >= count
 
 
 @asynccontextmanager
-async def _watching(it: Drill, cluster: FakeCluster) -> Any:
+async def _watching(it: Drill, cluster: FakeCluster) -> AsyncIterator[None]:
     began = time.monotonic()
 
     async def watch() -> None:
@@ -177,7 +177,9 @@ async def _watching(it: Drill, cluster: FakeCluster) -> Any:
 
 
 @asynccontextmanager
-async def _load(it: Drill, client: httpx.AsyncClient, seeds: Sequence[int], num_frames: int) -> Any:
+async def _load(
+    it: Drill, client: httpx.AsyncClient, seeds: Sequence[int], num_frames: int
+) -> AsyncIterator[None]:
     """So many clients, each with one request after the other; the last ones end before this does."""
     is_over = False
 
@@ -195,7 +197,7 @@ async def _load(it: Drill, client: httpx.AsyncClient, seeds: Sequence[int], num_
         await asyncio.gather(*clients)
 
 
-async def _until(it: Drill, promise: str, is_true: Any) -> None:
+async def _until(it: Drill, promise: str, is_true: Callable[[Moment], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not (it.timeline and is_true(it.timeline[-1])):
         if time.monotonic() > deadline:
