@@ -63,6 +63,8 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
         served = stack.enter_context(ServedConfig(config, arguments.out, fast=arguments.fast, env=env))
         workers = stack.enter_context(Workers(arguments.workers))
         gpu = stack.enter_context(GpuSampler())
+        if gpu.problem is not None:
+            say(f"GPU busy time stays unknown: {gpu.problem}")
         engines = None
         address = find_argument(served.pid, "--gcs-address")
         if arguments.engine_counters and address is not None:

@@ -103,6 +103,7 @@ class SpeechClient:
             if response.status != 200:
                 _note_refusal(record, response, await response.read())
                 return
+            record.server_s = read_server_timing(response.headers.get("Server-Timing", ""))
             reader, audible, num_bytes = self._target.adapter.reader(self._target.events), AudibleStart(), 0
             async for data in response.content.iter_any():
                 at_s = time.perf_counter() - record.sent_at
@@ -122,6 +123,16 @@ class SpeechClient:
             record.audible_s, record.num_frames = audible.at_s, reader.num_frames
             record.outcome = "ok" if num_bytes else "failed"
             record.error = None if num_bytes else "no audio"
+
+
+def read_server_timing(header: str) -> dict[str, float]:
+    """`prepared;dur=1.5, first_audio;dur=20` as seconds by name."""
+    stages = {}
+    for metric in header.split(","):
+        name, _, duration = metric.strip().partition(";dur=")
+        if duration:
+            stages[name] = float(duration.partition(";")[0]) / 1000
+    return stages
 
 
 def _note_refusal(record: SpeechRecord, response: aiohttp.ClientResponse, content: bytes) -> None:

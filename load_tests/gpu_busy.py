@@ -1,20 +1,22 @@
-"""How busy the GPUs are: `nvidia-smi`'s own sampling, read from a child process.
+"""How busy the GPUs are, sampled through NVML in a thread.
 
-Its utilisation is the share of time in which at least one kernel ran, over its last sampling period.
+Utilisation is the share of time in which at least one kernel ran, over NVML's last sampling period (1/6 to 1 s).
 """
 
 from __future__ import annotations
 
-import shutil
 import statistics
-import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-_PERIOD_MS = 250
-_FIELDS = ("utilization.gpu", "memory.used", "power.draw", "clocks.sm")
+_PERIOD_S = 0.2
+
+Sample = tuple[float, float, float, float]
+"""Utilisation 0 to 1, memory MiB, power W, SM clock MHz; NaN for what this machine does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,71 +30,70 @@ class GpuUse:
 
 
 class GpuSampler:
-    """Samples while its `with` lasts; nothing where there is no nvidia-smi."""
+    """Samples while its `with` lasts; nothing where `nvidia-ml-py` or a GPU is missing: `problem` says why."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[float, int, tuple[float, ...]]] = []
-        self._process: subprocess.Popen[str] | None = None
+        self._samples: list[tuple[float, int, Sample]] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.problem: str | None = None
 
     def __enter__(self) -> GpuSampler:
-        program = shutil.which("nvidia-smi")
-        if program is not None:
-            self._process = subprocess.Popen(
-                [
-                    program,
-                    f"--query-gpu=index,{','.join(_FIELDS)}",
-                    "--format=csv,noheader,nounits",
-                    f"-lms={_PERIOD_MS}",
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        try:
+            import pynvml
+        except ImportError:
+            self.problem = "nvidia-ml-py is not installed"
+            return self
+        try:
+            pynvml.nvmlInit()
+            devices = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        except pynvml.NVMLError as error:
+            self.problem = str(error)
+            return self
+        self._thread = threading.Thread(target=self._sample, args=(pynvml, devices), daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            sample = parse_sample(line)
-            if sample is not None:
-                self._samples.append((time.perf_counter(), *sample))
+    def _sample(self, nvml: Any, devices: list[Any]) -> None:
+        while not self._stop.wait(_PERIOD_S):
+            for index, device in enumerate(devices):
+                self._samples.append((time.perf_counter(), index, read_sample(nvml, device)))
 
     def between(self, began: float, ended: float) -> GpuUse | None:
         """On `perf_counter`'s clock; None where nothing was sampled."""
-        by_gpu: dict[int, list[tuple[float, ...]]] = {}
-        for at, index, values in list(self._samples):
+        by_gpu: dict[int, list[Sample]] = {}
+        for at, index, sample in list(self._samples):
             if began <= at <= ended:
-                by_gpu.setdefault(index, []).append(values)
+                by_gpu.setdefault(index, []).append(sample)
         uses = [
             GpuUse(
-                busy=statistics.fmean(value[0] for value in values) / 100,
-                memory_mib=max(value[1] for value in values),
-                power_w=statistics.fmean(value[2] for value in values),
-                sm_mhz=statistics.fmean(value[3] for value in values),
+                busy=statistics.fmean(sample[0] for sample in samples),
+                memory_mib=max(sample[1] for sample in samples),
+                power_w=statistics.fmean(sample[2] for sample in samples),
+                sm_mhz=statistics.fmean(sample[3] for sample in samples),
             )
-            for values in by_gpu.values()
+            for samples in by_gpu.values()
         ]
         return max(uses, key=lambda use: use.busy, default=None)
 
 
-def parse_sample(line: str) -> tuple[int, tuple[float, ...]] | None:
-    """The GPU's number and its values; a value that the machine does not tell is NaN. None for another line."""
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) != 1 + len(_FIELDS) or not parts[0].isdigit():
-        return None
-    return int(parts[0]), tuple(_number(part) for part in parts[1:])
+def read_sample(nvml: Any, device: Any) -> Sample:
+    def told(read: Callable[[], float]) -> float:
+        try:
+            return read()
+        except nvml.NVMLError:
+            return float("nan")
 
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:  # [N/A]
-        return float("nan")
+    return (
+        told(lambda: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100),
+        told(lambda: nvml.nvmlDeviceGetMemoryInfo(device).used / 2**20),
+        told(lambda: nvml.nvmlDeviceGetPowerUsage(device) / 1000),
+        told(lambda: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM)),
+    )

@@ -53,12 +53,14 @@ def summarise(
 
     audio_per_s_busy: of all audio that came between the first request's start and the last one's, so without
         the end, when streams run out.
+    server_first_audio_s: from the request's acceptance to the engines' first audio, as the server tells it.
     ends_by_limit: every answer must have all the frames it was limited to.
     """
     done = [record for record in records if record.outcome == "ok"]
     outcomes = Counter(record.outcome for record in records)
     audio_s = sum(record.audio_s for record in done)
     refused_s = [record.total_s for record in records if record.outcome == "refused"]
+    server_s = [record.server_s["first_audio"] for record in done if "first_audio" in record.server_s]
     cpu_s = sum(client.cpu_s for client in clients)
     return {
         "num_requests": len(records),
@@ -71,6 +73,7 @@ def summarise(
         "mean_audio_s": audio_s / len(done) if done else None,
         **percentiles("ttfa_s", [record.ttfa_s for record in done if record.ttfa_s is not None]),
         **percentiles("audible_s", [record.audible_s for record in done if record.audible_s is not None]),
+        **percentiles("server_first_audio_s", server_s),
         **percentiles("refused_s", refused_s),
         "rtf_mean": statistics.fmean(rtf for record in done if (rtf := record.rtf) is not None)
         if done

@@ -28,7 +28,6 @@ _PARTS = (  # by a word of the command line, first match wins
     ("raylet", "raylet"),
     ("serve_child", "driver"),
     ("deployments.launch", "driver"),
-    ("nvidia-smi", "gpu sampler"),
     ("engine_counters", "counter reader"),
 )
 

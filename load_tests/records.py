@@ -16,7 +16,8 @@ class SpeechRecord:
     """What one request came to. Times are seconds since `sent_at`, which is this machine's monotonic clock.
 
     max_frames: the limit asked for. num_frames: as the server told it; a raw stream tells none.
-    retry_after: the header of a refusal. arrivals: one for each read that held audio.
+    retry_after: the header of a refusal. arrivals: one for each read that held audio. server_s: by stage, when
+    the server itself says it got there (W3C Server Timing), counted from when it accepted the request.
     """
 
     number: int
@@ -30,6 +31,7 @@ class SpeechRecord:
     audible_s: float | None = None
     num_frames: int | None = None
     arrivals: list[Arrival] = field(default_factory=list)
+    server_s: dict[str, float] = field(default_factory=dict)
     tag: str = ""
 
     @property
@@ -70,6 +72,7 @@ class SpeechRecord:
             "num_frames": self.num_frames,
             "ttfa_s": self.ttfa_s,
             "audible_s": self.audible_s,
+            "server_s": self.server_s,
             "total_s": self.total_s,
             "audio_s": self.audio_s,
             "underrun_s": self.underrun_s,

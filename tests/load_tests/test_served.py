@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from load_tests.served import ServedConfig, changed_config
+
+CONFIGS = Path(__file__).parents[2] / "serve_configs"
+
+
+def test_args_are_changed_by_dotted_names_and_the_rest_stays():
+    config = changed_config(
+        CONFIGS / "qwen3tts.yaml",
+        {
+            "checkpoint": "/x",
+            "talker.num_slots": 128,
+            "transport.talker_to_codec": "value",
+            "codec.memory_gib": 5,
+        },
+        {"port": 9},
+    )
+    (application,) = config["applications"]
+    before = yaml.safe_load((CONFIGS / "qwen3tts.yaml").read_text())["applications"][0]
+    assert application["args"]["checkpoint"] == "/x"
+    assert application["args"]["talker"] == before["args"]["talker"] | {"num_slots": 128}
+    assert application["args"]["transport"]["talker_to_codec"] == "value"
+    assert application["args"]["codec"]["memory_gib"] == 5
+    assert application["deployments"] == before["deployments"]
+    assert config["http_options"]["port"] == 9
+
+
+def test_changed_args_are_still_checked_by_the_app(tmp_path):
+    from deployments.app_args import AppArgs
+
+    config = changed_config(
+        CONFIGS / "qwen3tts.yaml", {"talker.num_slots": 128, "codec_dtype": "float16"}, {}
+    )
+    args = AppArgs.model_validate(config["applications"][0]["args"])
+    assert args.talker.num_slots == 128
+
+
+def test_a_name_that_leads_into_a_value_is_told():
+    with pytest.raises(ValueError, match=r"checkpoint is no mapping"):
+        changed_config(CONFIGS / "qwen3tts.yaml", {"checkpoint.x": 1}, {})
+
+
+def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path):
+    content = {"http_options": {"port": 28790}, "applications": []}
+    server = ServedConfig(content, tmp_path, fast=False, env={"PATH": "/usr/bin"})
+    server._config.write_text("applications: [")  # no YAML any more
+    with pytest.raises(RuntimeError, match="did not start"):
+        server.__enter__()
+    assert server._process.poll() is not None
