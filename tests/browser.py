@@ -1,7 +1,14 @@
-"""A real browser for the tests of the page: Chromium without a window, and what it would send to the loudspeaker."""
+"""A real browser for the tests of the page: Chromium without a window, and what it would send to the loudspeaker.
+
+    python -m tests.browser http://127.0.0.1:8000/ tests/pictures
+
+takes the README's pictures of a server that runs.
+"""
 
 import shutil
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
@@ -63,3 +70,25 @@ def open_page(browser, url, **context):
         yield page
         # Chromium itself logs every answer of 400 and above; the tests look at what the page makes of them.
         assert [p for p in page.problems if "Failed to load resource" not in p] == []
+
+
+def take_pictures(url, folder):
+    """While it speaks: on a desk in daylight, and on a phone at night."""
+    desk = {"viewport": {"width": 1120, "height": 735}}
+    phone = {"viewport": {"width": 390, "height": 880}, "color_scheme": "dark", "has_touch": True}
+    with open_browser() as browser:
+        for name, context in (("page.png", desk), ("page_phone.png", phone)):
+            with open_page(browser, url, **context) as page:
+                page.wait_for_selector("#voice option", state="attached")
+                page.fill("#seed", "7")
+                page.click("#speak")
+                page.wait_for_timeout(4_000)
+                page.mouse.move(0, 0)
+                page.evaluate("document.activeElement.blur()")
+                if context is phone:
+                    page.locator(".settings").evaluate("it => it.scrollIntoView()")
+                page.screenshot(path=folder / name)
+
+
+if __name__ == "__main__":
+    take_pictures(sys.argv[1], Path(sys.argv[2]))

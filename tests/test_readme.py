@@ -39,6 +39,13 @@ def test_the_configuration_table_has_every_key_once():
     assert sorted(first_column(section("Configuration"))) == sorted(AppArgs.model_fields)
 
 
+def test_every_picture_it_shows_is_there_and_small():
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
+    assert pictures
+    for picture in pictures:
+        assert 1_000 < (ROOT / picture).stat().st_size < 150_000, picture
+
+
 def test_every_file_it_names_exists():
     known = {
         path.name

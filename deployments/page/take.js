@@ -1,12 +1,12 @@
-// One spoken text as it came: its samples, the peaks that are drawn, and its file.
+// One spoken text as it came: its samples, the loudness that is drawn, and its file.
 
-const PEAKS_PER_SECOND = 100;
+export const LEVELS_PER_SECOND = 100;
 
 export class Take {
   /** request: the fields that were sent, without the page's own `stream` and `response_format`. */
   constructor(request) {
     this.request = request;
-    this.peaks = []; // largest magnitude of each 10 ms, in [0, 1]
+    this.levels = []; // root mean square of each 10 ms, in [0, 1]
     this.isWhole = false; // until the last byte is here; a stopped or broken one never is
     this.seed = null;
     this.sampleRate = 0;
@@ -17,7 +17,7 @@ export class Take {
 
   #parts;
   #odd; // half a sample: the network cuts where it likes
-  #peak = 0;
+  #energy = 0; // of the 10 ms that aren't full yet
 
   begin(sampleRate, seed) {
     this.sampleRate = sampleRate;
@@ -80,13 +80,13 @@ export class Take {
   }
 
   #measure(samples) {
-    const perPeak = Math.round(this.sampleRate / PEAKS_PER_SECOND);
+    const perLevel = Math.round(this.sampleRate / LEVELS_PER_SECOND);
     for (const value of samples) {
-      this.#peak = Math.max(this.#peak, Math.abs(value));
+      this.#energy += value * value;
       this.numSamples += 1;
-      if (this.numSamples % perPeak === 0) {
-        this.peaks.push(this.#peak);
-        this.#peak = 0;
+      if (this.numSamples % perLevel === 0) {
+        this.levels.push(Math.sqrt(this.#energy / perLevel));
+        this.#energy = 0;
       }
     }
   }

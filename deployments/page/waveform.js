@@ -1,9 +1,11 @@
 // A waveform that grows: bars from left to right, each twice as long in time whenever the width is used up.
 
+import { LEVELS_PER_SECOND } from "./take.js";
+
 const BAR_PX = 3;
 const PITCH_PX = 5;
-const FEWEST_PEAKS = 4; // a bar's, so that a short word isn't a wall
-const QUIETEST = 0.08; // of full scale: below it, quiet speech is drawn as quiet
+const FEWEST_LEVELS = 4; // a bar's, so that a short word isn't a wall
+const QUIETEST = 0.03; // of full scale: what is quieter all along is drawn as quiet
 
 export class Waveform {
   #canvas;
@@ -41,8 +43,8 @@ export class Waveform {
       context.fillStyle = waiting;
       context.fillRect(0, height / 2 - 0.5, width, 1);
     }
-    for (const [n, peak] of bars.heights.entries()) {
-      const length = Math.max(BAR_PX, (peak / loudest) * height);
+    for (const [n, level] of bars.heights.entries()) {
+      const length = Math.max(BAR_PX, (level / loudest) * height);
       context.fillStyle = n < numPlayed ? played : waiting;
       context.beginPath();
       context.roundRect(n * PITCH_PX, (height - length) / 2, BAR_PX, length, BAR_PX / 2);
@@ -52,14 +54,14 @@ export class Waveform {
   }
 
   #bars(most) {
-    const peaks = this.#take?.peaks ?? [];
-    let each = FEWEST_PEAKS;
-    while (peaks.length > each * most && most > 0) each *= 2;
+    const levels = this.#take?.levels ?? [];
+    let each = FEWEST_LEVELS;
+    while (levels.length > each * most && most > 0) each *= 2;
     const heights = [];
-    for (let first = 0; first < peaks.length; first += each) {
-      heights.push(peaks.slice(first, first + each).reduce((a, b) => Math.max(a, b)));
+    for (let first = 0; first < levels.length; first += each) {
+      heights.push(levels.slice(first, first + each).reduce((a, b) => Math.max(a, b)));
     }
-    return { heights, seconds: each / 100 };
+    return { heights, seconds: each / LEVELS_PER_SECOND };
   }
 
   #describe() {
