@@ -43,7 +43,7 @@ def test_every_picture_it_shows_is_there_and_small():
     pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", README)
     assert pictures
     for picture in pictures:
-        assert 1_000 < (ROOT / picture).stat().st_size < 150_000, picture
+        assert 1_000 < (ROOT / picture).stat().st_size < 300_000, picture
 
 
 def test_every_file_it_names_exists():
