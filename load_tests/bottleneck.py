@@ -24,8 +24,9 @@ def name_bottleneck(resources: dict[str, Any]) -> str:
             found.append(f"a thread of {name}, {part['busiest_thread']:.2f} cores")
         elif part["busiest_process"] >= CORE_FULL and name.startswith(PYTHON_PARTS):
             found.append(f"{name}'s GIL, {part['busiest_process']:.2f} cores over its threads")
-    if resources["cores_used"] >= MACHINE_FULL * resources["cpus"]:
-        found.append(f"all CPUs, {resources['cores_used']:.1f} of {resources['cpus']} cores")
+    if resources["machine_cores_used"] >= MACHINE_FULL * resources["cpus"]:
+        ours = resources["cores_used"]
+        found.append(f"all {resources['cpus']} CPUs, of which {ours:.1f} by the server and its client")
     if found:
         return "full: " + "; ".join(found)
     busiest = max(resources["parts"], key=lambda part: float(part["busiest_process"]), default=None)

@@ -6,7 +6,10 @@ import dataclasses
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import psutil
 
 from load_tests.bottleneck import engine_figures, name_bottleneck
 from load_tests.engine_counters import Counters, EngineCounters, growth
@@ -17,6 +20,16 @@ from load_tests.workers import PassResult
 NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look at everything. at: on `perf_counter`'s clock. machine_cpu_s: of all processes, others' too."""
+
+    at: float
+    processes: Snapshot
+    counters: Counters
+    machine_cpu_s: float
+
+
 class Watch:
     """Call with None before a pass and with its result after it; what it returns joins the pass's numbers.
 
@@ -25,24 +38,30 @@ class Watch:
 
     def __init__(self, parts: Mapping[int, str], gpu: GpuSampler, engines: EngineCounters | None) -> None:
         self._parts, self._gpu, self._engines = dict(parts), gpu, engines
-        self._before: tuple[float, Snapshot, Counters] | None = None
+        self._before: Look | None = None
 
     def __call__(self, result: PassResult | None) -> dict[str, Any]:
-        counters = self._engines.read() if self._engines else {}
-        now = time.perf_counter(), snapshot(os.getpid(), self._parts), counters
-        before, self._before = self._before, now
+        now, before = self._look(), self._before
+        self._before = now
         if result is None or before is None:
             return {}
-        wall_s = now[0] - before[0]
-        used = by_part(difference(before[1], now[1]), wall_s)
-        gpu = self._gpu.between(before[0], now[0])
+        wall_s = now.at - before.at
+        used = by_part(difference(before.processes, now.processes), wall_s)
+        gpu = self._gpu.between(before.at, now.at)
         resources = {
             "wall_s": wall_s,
             "audio_s": sum(record.audio_s for record in result.records),
             "cpus": NUM_CPUS,
             "cores_used": sum(use.cpu_s for use in used) / wall_s,
+            "machine_cores_used": (now.machine_cpu_s - before.machine_cpu_s) / wall_s,
             "parts": [dataclasses.asdict(use) for use in used],
             "gpu": None if gpu is None else dataclasses.asdict(gpu),
-            "engines": engine_figures(growth(before[2], now[2]), wall_s),
+            "engines": engine_figures(growth(before.counters, now.counters), wall_s),
         }
         return {"resources": resources, "bottleneck": name_bottleneck(resources)}
+
+    def _look(self) -> Look:
+        counters = self._engines.read() if self._engines else {}
+        times = psutil.cpu_times()
+        waiting = times.idle + getattr(times, "iowait", 0.0)
+        return Look(time.perf_counter(), snapshot(os.getpid(), self._parts), counters, sum(times) - waiting)

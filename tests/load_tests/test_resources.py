@@ -75,6 +75,7 @@ def resources(gpu=0.5, cores=2.0, **parts):
         "audio_s": 100.0,
         "cpus": 16,
         "cores_used": cores,
+        "machine_cores_used": cores + 1,
         "gpu": {"busy": gpu, "memory_mib": 1024.0, "power_w": 300.0, "sm_mhz": 1980.0},
         "parts": [
             {
@@ -95,7 +96,10 @@ def resources(gpu=0.5, cores=2.0, **parts):
         (resources(gpu=0.95, Talker=(0.3, 0.2)), "full: the GPU, busy 95%"),
         (resources(Talker=(0.95, 0.5)), "full: Talker's GIL, 0.95 cores over its threads"),
         (resources(Codec=(0.95, 0.9)), "full: a thread of Codec, 0.90 cores"),
-        (resources(cores=15.0, Talker=(0.3, 0.2)), "full: all CPUs, 15.0 of 16 cores"),
+        (
+            resources(cores=15.0, Talker=(0.3, 0.2)),
+            "full: all 16 CPUs, of which 15.0 by the server and its client",
+        ),
         (resources(Talker=(0.3, 0.2), Codec=(0.4, 0.3)), "the busiest process is Codec with 0.40 cores"),
         (resources(raylet=(1.5, 0.4)), "nothing was full"),
     ],
