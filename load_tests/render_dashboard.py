@@ -17,19 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import matplotlib
-import matplotlib.dates
-from matplotlib import pyplot as plt
+import matplotlib as mpl
+from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.dates import DateFormatter
+from matplotlib.figure import Figure
 from matplotlib.gridspec import GridSpec
 from matplotlib.ticker import FuncFormatter
 
 DASHBOARD = Path(__file__).parents[1] / "serve_configs" / "grafana" / "qwen3tts.json"
 _GRID_COLUMNS = 24
-_INCHES_A_CELL = (0.62, 0.42)
+_INCHES_A_CELL = (0.5, 0.34)
 _UNITS = {
     "s": lambda x: f"{1000 * x:.0f} ms" if x < 1 else f"{x:.3g} s",
-    "ms": lambda x: f"{x:.3g} ms",
+    "ms": lambda x: f"{x:.3g} ms" if x < 1000 else f"{x / 1000:.3g} s",
     "percent": lambda x: f"{x:.3g} %",
     "percentunit": lambda x: f"{100 * x:.3g} %",
 }
@@ -39,12 +40,11 @@ Series = tuple[Mapping[str, str], list[tuple[float, float]]]
 
 
 class Prometheus:
-    """range queries over the last minutes, with Grafana's variables filled in."""
+    """Range queries over the minutes before `end`, unix time, with Grafana's variables filled in."""
 
-    def __init__(self, url: str, job: str, minutes: float, step_s: float) -> None:
+    def __init__(self, url: str, job: str, minutes: float, step_s: float, end: float) -> None:
         self._client = httpx.Client(base_url=url, timeout=30, trust_env=False)
-        self.end = time.time()
-        self.start = self.end - 60 * minutes
+        self.start, self.end = end - 60 * minutes, end
         self._step_s = step_s
         self._variables = {"$__rate_interval": f"{max(15, round(4 * step_s))}s", "$job": job}
 
@@ -77,9 +77,7 @@ def rows_of(dashboard: Mapping[str, Any], titles: Sequence[str]) -> list[dict[st
 def draw(panels: Sequence[Mapping[str, Any]], prometheus: Prometheus, out: Path) -> int:
     """Returns how many panels had no data."""
     height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    plt.style.use("dark_background")
-    matplotlib.rcParams.update({"font.size": 7, "axes.facecolor": "#181b1f", "figure.facecolor": "#111217"})
-    figure = plt.figure(figsize=(_GRID_COLUMNS * _INCHES_A_CELL[0], height * _INCHES_A_CELL[1]))
+    figure = Figure(figsize=(_GRID_COLUMNS * _INCHES_A_CELL[0], height * _INCHES_A_CELL[1]))
     grid = GridSpec(height, _GRID_COLUMNS, figure, left=0.03, right=0.99, top=0.995, bottom=0.02)
     num_empty = 0
     for panel in panels:
@@ -92,8 +90,8 @@ def draw(panels: Sequence[Mapping[str, Any]], prometheus: Prometheus, out: Path)
             axes.text(0, 0.2, panel["title"], fontsize=10, weight="bold")
             continue
         inner = grid[rows, columns].subgridspec(12, 20)
-        num_empty += not _draw_panel(figure.add_subplot(inner[1:8, 1:19]), panel, prometheus)
-    figure.savefig(out, dpi=90)
+        num_empty += not _draw_panel(figure.add_subplot(inner[1:9, 1:19]), panel, prometheus)
+    figure.savefig(out, dpi=80, pil_kwargs={"optimize": True})
     return num_empty
 
 
@@ -110,7 +108,7 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any], prometheus: Prometheus) ->
     axes.set_title(panel["title"], loc="left", fontsize=8)
     axes.set_xlim(prometheus.start / 86_400, prometheus.end / 86_400)
     axes.set_ylim(bottom=0, top=defaults.get("max"))
-    axes.xaxis.set_major_formatter(matplotlib.dates.DateFormatter("%H:%M"))
+    axes.xaxis.set_major_formatter(DateFormatter("%H:%M"))
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda x, _: _UNITS.get(defaults["unit"], "{:.4g}".format)(x))
     )
@@ -118,7 +116,7 @@ def _draw_panel(axes: Axes, panel: Mapping[str, Any], prometheus: Prometheus) ->
     for edge in axes.spines.values():
         edge.set_visible(False)
     if lines:
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=4, frameon=False, fontsize=6)
+        axes.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.12), ncols=4, frameon=False, fontsize=6.5)
     else:
         axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", alpha=0.5)
     return bool(lines)
@@ -135,13 +133,19 @@ def main() -> None:
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090")
     parser.add_argument("--job", default="qwen3tts", help="the scrape job")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--end", type=float, default=time.time(), help="unix time; now by default")
     parser.add_argument("--step", type=float, default=5.0, help="seconds between points")
     parser.add_argument("--rows", nargs="*", default=[], help="titles; all by default")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    prometheus = Prometheus(arguments.prometheus, arguments.job, arguments.minutes, arguments.step)
-    num_empty = draw(rows_of(dashboard, arguments.rows), prometheus, arguments.out)
+    prometheus = Prometheus(
+        arguments.prometheus, arguments.job, arguments.minutes, arguments.step, arguments.end
+    )
+    with mpl.rc_context():
+        style.use("dark_background")
+        mpl.rcParams.update({"font.size": 8, "axes.facecolor": "#181b1f", "figure.facecolor": "#111217"})
+        num_empty = draw(rows_of(dashboard, arguments.rows), prometheus, arguments.out)
     print(json.dumps({"out": str(arguments.out), "panels_without_data": num_empty}))
 
 
