@@ -51,7 +51,12 @@ class Prometheus:
     def ask(self, expression: str) -> list[Series]:
         for name, value in self._variables.items():
             expression = expression.replace(name, value)
-        query = {"query": expression, "start": self.start, "end": self.end, "step": self._step_s}
+        query: dict[str, str | float] = {
+            "query": expression,
+            "start": self.start,
+            "end": self.end,
+            "step": self._step_s,
+        }
         answer = self._client.get("/api/v1/query_range", params=query).raise_for_status().json()
         return [
             (result["metric"], [(at, float(value)) for at, value in result["values"]])
