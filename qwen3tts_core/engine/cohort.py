@@ -18,7 +18,7 @@ from qwen3tts_core.engine.scheduler import Placed
 from qwen3tts_core.types import FinishReason, FrameBatch
 
 _NEVER = np.iinfo(np.int64).max // 2
-_PRUNE_AT = 256  # steps kept before those that nobody needs any more are dropped
+_STEPS_AT_FIRST = 64  # room for, before a look at which of them somebody still needs
 
 
 @dataclass(slots=True)
@@ -71,25 +71,27 @@ class Cohort:
     def __init__(self, members: tuple[Placed, ...], num_missing: Sequence[int]) -> None:
         """num_missing: frames until each member's chunk is full."""
         self.members = members
-        self._frames: list[NDArray[np.int16]] = []
+        self._frames = np.empty((0, len(members), 0), np.int16)  # [steps, rows, G]; num_steps of them count
+        self._num_steps = 0
         self._taken = np.zeros(len(members), np.int64)
         self._missing = np.array(num_missing, np.int64)
 
     def add(self, results: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keep a step's results, [rows, G + 1] (copied), and say which rows need a look now."""
-        self._frames.append(results[:, :-1].astype(np.int16))
+        if self._num_steps == len(self._frames):
+            self._make_room(results.shape[1] - 1)
+        self._frames[self._num_steps] = results[:, :-1]
+        self._num_steps += 1
         self._missing -= 1
         touched: NDArray[np.int64] = np.flatnonzero((results[:, -1] != FRAME) | (self._missing <= 0))
         return touched
 
     def take(self, row: int, outcome: int) -> NDArray[np.int16]:
         """A row's frames since its last `take`, [F, G]; a STOP step made none."""
-        end = len(self._frames) - (outcome == STOP)
-        start = int(self._taken[row])
-        self._taken[row] = len(self._frames)
-        if start >= end:
-            return np.empty((0, self._frames[0].shape[1]), np.int16)
-        return np.stack([frames[row] for frames in self._frames[start:end]])
+        end = self._num_steps - (outcome == STOP)
+        start = min(int(self._taken[row]), end)
+        self._taken[row] = self._num_steps
+        return self._frames[start:end, row].copy()
 
     def expect(self, row: int, num_missing: int) -> None:
         """The row's chunk is full that many frames from now."""
@@ -104,9 +106,13 @@ class Cohort:
         """What a row still has when the membership changes."""
         return self.take(row, FRAME)
 
-    def prune(self) -> None:
-        """Drop the steps that every row has taken."""
-        if len(self._frames) >= _PRUNE_AT:
-            done = min(int(self._taken.min()), len(self._frames))
-            del self._frames[:done]
-            self._taken -= done
+    def _make_room(self, num_groups: int) -> None:
+        """Drop the steps that every row has taken; more room where that isn't enough."""
+        done = min(int(self._taken.min(initial=_NEVER)), self._num_steps)
+        kept = self._frames[done : self._num_steps]
+        room = max(_STEPS_AT_FIRST, 2 * len(kept))
+        self._frames = np.empty((room, len(self.members), num_groups), np.int16)
+        if len(kept):
+            self._frames[: len(kept)] = kept
+        self._num_steps = len(kept)
+        self._taken -= done

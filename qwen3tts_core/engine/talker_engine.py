@@ -262,7 +262,6 @@ class TalkerEngine:
             with self._wake:
                 for row in touched:
                     self._look_at(int(row), int(outcomes[row]))
-            self._cohort.prune()
 
     def _look_at(self, row: int, outcome: int) -> None:
         """A row whose chunk is full, or that has ended, or that nobody waits for any more."""
@@ -335,7 +334,12 @@ def open_talker_engine(
     Raises CheckpointMismatch, or ValueError for a device or dtype that isn't there.
     """
     checkpoint_config = CheckpointConfig.from_checkpoint(checkpoint)
-    backend = select_backend(device, deterministic=config.deterministic)
+    backend = select_backend(
+        device,
+        deterministic=config.deterministic,
+        prefill_attention=config.prefill_attention,
+        decode_attention=config.decode_attention,
+    )
     if dtype == "auto":
         dtype = "float32" if backend.device.type == "cpu" else "bfloat16"
     if dtype not in _DTYPES:
