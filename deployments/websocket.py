@@ -84,7 +84,7 @@ class SpeechSocket:
 
     async def run(self) -> None:
         await self._websocket.accept()
-        over = _Over(1011)
+        over = _Over(_LEFT)  # where Serve notices that first, it cancels us
         try:
             over = await self._talk()
         finally:

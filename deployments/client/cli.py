@@ -27,6 +27,7 @@ from deployments.client.wire import (
     AudioDelta,
     ServerError,
     SpeechDone,
+    base_url,
 )
 
 _FORMATS = ("wav", "pcm", "mp3", "opus", "aac", "flac")
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         give_up_stdout()
         return _fail("whoever read the output has left")
+    except (httpx.ConnectError, ConnectionRefusedError) as error:
+        return _fail(f"{base_url(options.url).rstrip('/')} can't be reached: {error}")
     except (SinkError, OSError, httpx.HTTPError, UnicodeDecodeError) as error:
         return _fail(str(error) or type(error).__name__)
     return 0
