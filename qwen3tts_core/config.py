@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from qwen3tts_core.errors import CheckpointMismatch
 from qwen3tts_core.json_section import JsonSection
@@ -337,6 +337,9 @@ def _read_generation(section: JsonSection) -> tuple[Sampling, int]:
 
 
 # ---------------------------------------------------------------- the engines
+Attention = Literal["own", "flashinfer"]
+
+
 @dataclass(frozen=True, slots=True)
 class TalkerEngineConfig:
     """Sizes of the Talker engine.
@@ -351,6 +354,8 @@ class TalkerEngineConfig:
         token budget between two decode steps.
     deterministic: one decode bucket, prompts prefilled singly, KV padded to one length: the same
         bytes whatever else runs, on one machine and build.
+    prefill_attention, decode_attention: "own" kernels or "flashinfer", on a GPU in bfloat16. What each
+        costs: `load_tests/LOG.md`.
     """
 
     num_slots: int = 8
@@ -362,9 +367,14 @@ class TalkerEngineConfig:
     prefill_buckets: tuple[int, ...] = (32, 64, 128, 256, 512)
     min_frames: int = 2
     deterministic: bool = False
+    prefill_attention: Attention = "own"
+    decode_attention: Attention = "own"
 
     def __post_init__(self) -> None:
         _at_least_one(self, "num_slots", "page_size", "max_positions", "min_frames")
+        for name in ("prefill_attention", "decode_attention"):
+            if getattr(self, name) not in get_args(Attention):
+                raise ValueError(f"{name} must be 'own' or 'flashinfer', got {getattr(self, name)!r}")
         if self.max_queued < 0 or self.num_pages < 0:
             raise ValueError("max_queued and num_pages must be 0 or more")
         buckets = self.decode_buckets or _powers_of_two(self.num_slots)

@@ -20,6 +20,7 @@ from qwen3tts_core.engine.scheduler import Placed, PrefillPiece
 from qwen3tts_core.engine.slots import SlotState
 from qwen3tts_core.errors import InvalidCodes
 from qwen3tts_core.model.talker import Talker
+from qwen3tts_core.ops.attention_plan import AttentionPlanner, PlannedSequence
 from qwen3tts_core.ops.interface import Launch, LayerKV, PendingTransfer, PrefillLayout, PrefillSequence
 from qwen3tts_core.ops.select import Backend
 
@@ -96,6 +97,7 @@ class _PrefillBucket:
     def __init__(self, runner: TalkerRunner, size: int) -> None:
         self.size = size
         device, config = runner.talker.device, runner.config
+        self._planner = runner.talker.ops.planner
         self._page_size = config.page_size
         self._trash_index = runner.trash_page * config.page_size
         self._rows = torch.zeros(size, runner.talker.width, dtype=runner.talker.dtype, device=device)
@@ -129,6 +131,9 @@ class _PrefillBucket:
             sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
             first_row += piece.num_rows
         self._sequences = tuple(sequences)
+        if self._planner is not None and self._planner.plans_prefill:
+            planned = [PlannedSequence(p.num_rows, p.first + p.num_rows, p.placed.pages) for p in pieces]
+            self._planner.plan_prefill(self.size, planned)
         self._places.copy_(torch.from_numpy(places), non_blocking=True)
         torch.cat(list(prompts), out=self._rows[:first_row])
         self._rows[first_row:].zero_()  # a stale row would be finite, but nobody should have to know
@@ -162,6 +167,9 @@ class TalkerRunner:
         )
         self.counters = RunnerCounters()
         self._prompts: dict[int, Tensor] = {}
+        planner = talker.ops.planner
+        self._decode_planner = planner if planner is not None and planner.plans_decode else None
+        self._num_context: dict[int, int] = {}  # of each slot, for the planner: cached positions and the next
         with torch.inference_mode():
             self._buckets = [_DecodeBucket(self, size) for size in config.decode_buckets]
             self._prefill_buckets = [_PrefillBucket(self, size) for size in config.prefill_buckets]
@@ -205,6 +213,7 @@ class TalkerRunner:
                 rows = torch.cat([rows, self.talker.frame_rows(request.plan, old_codes)])
         self.state.admit(placed.slot, request, placed.pages, rows[-1], old_codes)
         self._prompts[placed.slot] = rows
+        self._num_context[placed.slot] = placed.num_rows
 
     @torch.inference_mode()
     def prefill(self, pieces: Sequence[PrefillPiece]) -> None:
@@ -229,6 +238,8 @@ class TalkerRunner:
         """
         bucket = next(bucket for bucket in self._buckets if bucket.size >= len(placed))
         bucket.set_members(placed, self.state.padding_slot)
+        if self._decode_planner is not None:
+            self._plan_decode(self._decode_planner, bucket.size, placed)
         bucket.launch()
         self.counters.steps += 1
         self.counters.rows += len(placed)
@@ -236,6 +247,15 @@ class TalkerRunner:
         self.counters.steps_by_bucket[bucket.size] += 1
         self._count_launch(bucket.is_graph)
         return PendingStep(placed, self.backend.transfer.start(bucket.out))
+
+    def _plan_decode(self, planner: AttentionPlanner, num_rows: int, placed: tuple[Placed, ...]) -> None:
+        """Contexts as they are if no row has stopped since: one that has may attend to anything of its own."""
+        planned = []
+        for one in placed:
+            num_context = self._num_context[one.slot]
+            planned.append(PlannedSequence(1, num_context, one.pages))
+            self._num_context[one.slot] = min(num_context + 1, len(one.pages) * self.config.page_size)
+        planner.plan_decode(num_rows, planned)
 
     def _count_launch(self, is_graph: bool) -> None:
         if is_graph:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from qwen3tts_core.ops.attention_plan import AttentionPlanner
+
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
@@ -129,6 +131,11 @@ class Ops(Protocol):
     name: str
     folds_gains: bool
     """Whether the model, at load, multiplies a norm's gain into the matrix after it and passes None for it."""
+
+    @property
+    def planner(self) -> AttentionPlanner | None:
+        """Whom to tell of a step before its launch; None where nothing is planned."""
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """[N, D] -> [N, D]. Normalised in float32, cast back, then times weight (spec 2.1)."""

@@ -43,6 +43,7 @@ class ReferenceOps:
 
     name = "reference"
     folds_gains = False
+    planner = None
 
     def __init__(self, *, trim_context: bool = True) -> None:
         self._trim_context = trim_context

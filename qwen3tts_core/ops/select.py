@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from qwen3tts_core.config import Attention
 from qwen3tts_core.ops.codec_interface import CodecKernels
 from qwen3tts_core.ops.interface import Capture, Ops, Transfer
 from qwen3tts_core.ops.reference import HostTransfer, ReferenceOps, run_eagerly
@@ -49,17 +50,27 @@ class Backend:
         return min(free, self.memory_gib * 2**30 - allocated) if self.memory_gib else free
 
 
-def select_backend(device: str = "auto", *, deterministic: bool = False, memory_gib: float = 0.0) -> Backend:
-    """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device that isn't there.
+def select_backend(
+    device: str = "auto",
+    *,
+    deterministic: bool = False,
+    memory_gib: float = 0.0,
+    prefill_attention: Attention = "own",
+    decode_attention: Attention = "own",
+) -> Backend:
+    """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device or attention that isn't there.
 
     memory_gib: see `Backend`; the allocator of this process keeps to it from now on.
     """
     chosen = _parse(device)
+    by_flashinfer = (prefill_attention == "flashinfer", decode_attention == "flashinfer")
+    if any(by_flashinfer) and chosen.type != "cuda":
+        raise ValueError(f"attention by flashinfer needs a GPU, the device is {chosen.type}")
     if chosen.type == "cpu":
         logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
         return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
     if chosen.type == "cuda":
-        return _cuda_backend(chosen, memory_gib)
+        return _cuda_backend(chosen, memory_gib, by_flashinfer)
     raise ValueError(f"device {device!r} has no backend; available: cpu, cuda")
 
 
@@ -72,7 +83,7 @@ def _parse(device: str) -> torch.device:
         raise ValueError(f"device must be auto, cpu or cuda[:index], got {device!r}") from None
 
 
-def _cuda_backend(device: torch.device, memory_gib: float) -> Backend:
+def _cuda_backend(device: torch.device, memory_gib: float, by_flashinfer: tuple[bool, bool]) -> Backend:
     if not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r} was asked for, but no GPU is visible")
     from qwen3tts_core.ops.cuda.backend import CudaOps, GraphCapture, PinnedTransfer
@@ -83,8 +94,16 @@ def _cuda_backend(device: torch.device, memory_gib: float) -> Backend:
     properties = torch.cuda.get_device_properties(device)
     has_pdl = properties.major >= 9  # programmatic dependent launch came with Hopper
     logger.info("ops: cuda on %s, dependent launches %s", properties.name, "on" if has_pdl else "off")
-    ops = CudaOps(device, num_processors=properties.multi_processor_count, pdl=has_pdl)
-    codec = TritonCodecKernels(device, num_processors=properties.multi_processor_count, pdl=has_pdl)
+    planner = None
+    if any(by_flashinfer):
+        from qwen3tts_core.ops.cuda.flashinfer_attention import FlashInferAttention
+
+        prefill, decode = by_flashinfer
+        logger.info("ops: flashinfer attends in prefill: %s, in decode steps: %s", prefill, decode)
+        planner = FlashInferAttention(device, prefill=prefill, decode=decode, pdl=has_pdl)
+    processors = properties.multi_processor_count
+    ops = CudaOps(device, num_processors=processors, pdl=has_pdl, planner=planner)
+    codec = TritonCodecKernels(device, num_processors=processors, pdl=has_pdl)
     if memory_gib:
         torch.cuda.set_per_process_memory_fraction(
             min(1.0, memory_gib * 2**30 / properties.total_memory), device

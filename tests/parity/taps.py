@@ -20,7 +20,7 @@ from qwen3tts_core.ops.interface import DrawRows
 from qwen3tts_core.ops.reference import run_eagerly
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 
-_TIMEOUT_S = 120
+_TIMEOUT_S = 240
 
 
 @dataclass

@@ -30,6 +30,7 @@ from qwen3tts_core.ops.reference import spell_out
 
 if TYPE_CHECKING:
     from qwen3tts_core.ops.cuda.decode_kernels import DecodeKernels
+    from qwen3tts_core.ops.cuda.flashinfer_attention import FlashInferAttention
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +50,21 @@ class CudaOps:
     Triton      everything else (float32, tiny checkpoints), and attention over many rows
 
     pdl: kernels overlap (ops/cuda/pdl.py); off before Hopper and where the interpreter runs them.
+    planner: FlashInfer, for the steps that it is to attend in; None for none.
     """
 
     name = "cuda"
     folds_gains = True
 
-    def __init__(self, device: torch.device, *, num_processors: int, pdl: bool = True) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        num_processors: int,
+        pdl: bool = True,
+        planner: FlashInferAttention | None = None,
+    ) -> None:
+        self.planner = planner
         self._device = device
         self._pdl = pdl
         self._frame_layouts: dict[tuple[FrameLayout, int, int], DecodeLayout] = {}
@@ -137,6 +147,8 @@ class CudaOps:
         """A decode step whose rows are independent: the kernel that attends also writes keys and values."""
         if self._decode is None or not self._decode.accepts_attention(qkv_width, kv):
             return False
+        if self.planner is not None and self.planner.takes(layout):
+            return False
         if isinstance(layout, FrameLayout):
             return layout.num_positions == 1
         return isinstance(layout, DecodeLayout) and not layout.rows_share_pages
@@ -153,6 +165,9 @@ class CudaOps:
         unscaled: Tensor | None,
     ) -> Tensor:
         """unscaled: what qkv was projected from, where that came without its norm's scale."""
+        if self.planner is not None and self.planner.takes(layout):
+            assert not isinstance(layout, FrameLayout)
+            return self.planner(qkv, q_norm, k_norm, eps, rope, layout, kv)
         decode = self._decode
         if decode is not None and not decode.accepts_attention(qkv.shape[1], kv):
             decode = None
