@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
+from load_tests.__main__ import main as load_main
 from tests.clips import as_base64, audio_file, tone, wav_clip
 
 ROOT = Path(__file__).parents[2]
@@ -338,3 +339,15 @@ def test_uploads_that_cannot_be_are_refused(app):
     assert upload(app, "ada", wav_clip(seconds=0.2)).json()["error"]["param"] == "audio_sample"
     assert upload(app, "ada", clip * 400).status_code == 413
     assert app.client.get(VOICES, params={"model": "tiny-base"}).json()["voices"] in ([], ["warm"])
+
+
+# ---------------------------------------------------------------- under load
+@pytest.mark.parametrize("sent", ["inline", "uploaded"])
+def test_the_load_client_uses_cloned_voices_again_and_again(app, tmp_path, sent):
+    options = ["--model", "tiny-base", "--voices", "2", "--sent", sent, "--frames", "2-4", "--workers", "1"]
+    closed = ["--concurrency", "2", "--sentences", "4", "--repeats", "1"]
+    before = app.client.get(VOICES).json()
+    assert load_main(["clones", "--url", app.url, "--out", str(tmp_path), *options, *closed]) == 0
+    (level,) = json.loads((tmp_path / "clones.json").read_text())["levels"]
+    assert (level["num_ok"], level["num_failed"]) == (4, 0)
+    assert app.client.get(VOICES).json() == before, "uploaded voices are deleted"
