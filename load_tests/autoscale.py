@@ -147,12 +147,11 @@ async def drill(
 
 def _talkers_for(level: int) -> int:
     """What the policy wants for so many streams."""
-    args = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["applications"][0]["args"]
+    args: dict[str, Any] = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["applications"][0]["args"]
     scaling = AutoscalingArgs.model_validate(args["autoscaling"]).talker
     assert scaling is not None, "the config is there for this"
-    return min(
-        scaling.max_replicas, math.ceil(level / (args["talker"]["num_slots"] * scaling.max_use) - 1e-9)
-    )
+    num_slots: int = args["talker"]["num_slots"]
+    return min(scaling.max_replicas, math.ceil(level / (num_slots * scaling.max_use) - 1e-9))
 
 
 def _has_talkers(count: int) -> Callable[[Moment], bool]:
