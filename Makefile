@@ -7,13 +7,15 @@ PYTHON  ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 FAST    ?=
 CONFIG  ?= serve_configs/tiny_cpu.yaml
 TESTS   ?=
+SCALE   ?= 1
+MINUTES ?= 10
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 ARGS    ?=
 SCENARIO ?= --help
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load autoscale serve serve-gpu clean
+.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load autoscale chaos soak serve serve-gpu clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +82,12 @@ load: install  ## A load on a running server; SCENARIO='closed --url … --out r
 
 autoscale: install  ## Watch it grow and shrink on a cluster of claimed nodes and GPUs, on CPU; some minutes
 	$(BIN)/python -m load_tests.autoscale
+
+chaos: install  ## Kill, redeploy, overload, stall and leave a server of its own, and count what is lost; SCALE=0.05 is a quick look
+	$(BIN)/python -m load_tests.chaos --scale $(SCALE)
+
+soak: install  ## Mixed load for MINUTES; memory, files, slots and pages must stay flat; a plot in build/soak.png
+	$(BIN)/python -m load_tests.soak --minutes $(MINUTES)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)

@@ -13,15 +13,22 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
+from load_tests.drills import slow_readers
 from load_tests.drills.disconnects import disconnects
+from load_tests.drills.full_disk import full_disk
 from load_tests.drills.half_open import half_open
+from load_tests.drills.kill import kill
 from load_tests.drills.overload import overload
+from load_tests.drills.redeploy import redeploy
 from load_tests.drills.report import DrillResult, table
 from load_tests.drills.server import App, DrillServer
-from load_tests.drills import slow_readers
+from load_tests.drills.stall import stall
 
 PLAIN_SLOTS, PLAIN_QUEUE = 8, 32  # of serve_configs/tiny_cpu.yaml
 
@@ -65,27 +72,68 @@ async def _half_open(server: DrillServer, app: App, scale: Scale) -> DrillResult
     return await half_open(server, app, count=scale.count(400, least=16))
 
 
+async def _kill(_: DrillServer, app: App, scale: Scale) -> DrillResult:
+    return await kill(app, count=scale.count(100, least=2))
+
+
+async def _redeploy(server: DrillServer, app: App, scale: Scale) -> DrillResult:
+    changes = [{"first_audio_timeout_s": _PATIENCE_S + number + 1} for number in range(scale.count(2))]
+    return await redeploy(server, app, changes)
+
+
+async def _stall(_: DrillServer, app: App, __: Scale) -> DrillResult:
+    return await stall(app)
+
+
 PLAIN: dict[str, Drill] = {
     "overload": _overload,
     "slow readers": _slow_readers,
     "half-open": _half_open,
     "disconnects": _disconnects,
 }
+"""On serve_configs/tiny_cpu.yaml as it is, one replica of each deployment."""
+SPARED: dict[str, Drill] = {"kill": _kill, "redeploy": _redeploy, "stalled step": _stall}
+"""In deterministic mode, where a body is the same to the byte, and with replicas to spare."""
+FULL_DISK = "full disk"
+
+_PATIENCE_S = 240.0  # of the server, for what these drills don't ask: how fast a shared machine is
+_SPARED_ARGS: dict[str, Any] = {
+    "deterministic": True,
+    "talker": {"num_slots": 4, "max_queued": 16, "max_positions": 512},
+    "first_audio_timeout_s": _PATIENCE_S,
+    "resume_timeout_s": _PATIENCE_S,
+}
+_SPARED_REPLICAS = {"Talker": 3, "Codec": 3, "Ingress": 2}
 
 
 async def run(server: DrillServer, wanted: set[str], scale: Scale) -> list[DrillResult]:
+    """The drills, each on the app it needs; one app at a time."""
     results = []
-    if chosen := {name: drill for name, drill in PLAIN.items() if name in wanted}:
-        app = await server.start(
-            "tiny_cpu", {**slow_readers.APP_ARGS, "first_audio_timeout_s": 240}, name="plain"
-        )
-        results += [await drill(server, app, scale) for drill in chosen.values()]
+    if chosen := [drill for name, drill in PLAIN.items() if name in wanted]:
+        args = {**slow_readers.APP_ARGS, "first_audio_timeout_s": _PATIENCE_S}
+        app = await server.start("tiny_cpu", args, name="plain")
+        results += [await drill(server, app, scale) for drill in chosen]
         await server.stop(app)
+    if chosen := [drill for name, drill in SPARED.items() if name in wanted]:
+        app = await server.start(
+            "tiny_cpu",
+            _SPARED_ARGS,
+            name="spared",
+            num_replicas=_SPARED_REPLICAS,
+            import_path="load_tests.drills.stalling:build_app",
+        )
+        results += [await drill(server, app, scale) for drill in chosen]
+        await server.stop(app)
+    if FULL_DISK in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            app = await server.start("tiny_base", {"voices": {"folder": folder}}, name="clone")
+            results.append(await full_disk(app, Path(folder), count=scale.count(20, least=2)))
+            await server.stop(app)
     return results
 
 
 def main() -> int:
-    names = [*PLAIN]
+    names = [*PLAIN, *SPARED, FULL_DISK]
     parser = argparse.ArgumentParser(prog="load_tests.chaos", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0, help="share of each drill's counts and seconds")
     parser.add_argument("--only", default=",".join(names), help="drills, separated by commas")

@@ -57,6 +57,16 @@ def end_all(processes: Iterable[ProcessId], patience_s: float = 5.0) -> list[Pro
     return left
 
 
+def name_of(pid: int) -> str:
+    """Its command line; empty when it is gone. Ray's workers change theirs with what they do."""
+    try:
+        return (
+            (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
 def rss_bytes(pid: int) -> int:
     """Resident memory without pages shared with a file or another process; 0 when it is gone.
 

@@ -40,9 +40,6 @@ class Held:
     pages: int
     rows: int
 
-    def __bool__(self) -> bool:
-        return any((self.slots, self.pages, self.rows))
-
 
 class App:
     """One application: where it is, and what its replicas say of themselves."""
@@ -57,17 +54,28 @@ class App:
         return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits)
 
     async def stats(self, deployment: str) -> list[dict[str, Any]]:
-        """Of every replica that answers."""
+        """Of every replica that answers; one that has just died doesn't."""
         handle = serve.get_deployment_handle(deployment, self.name)
 
         def ask() -> list[Any]:
-            answers = handle.broadcast("stats").results(timeout_s=_ASK_TIMEOUT_S, return_exceptions=True)
+            try:
+                answers = handle.broadcast("stats").results(timeout_s=_ASK_TIMEOUT_S, return_exceptions=True)
+            except TimeoutError:
+                return []
             return [answer for answer in answers if isinstance(answer, dict)]
 
         return await asyncio.to_thread(ask)
 
-    async def held(self) -> Held:
+    async def ask(self, deployment: str, method: str, *arguments: Any) -> Any:
+        """One of its replicas."""
+        remote = getattr(serve.get_deployment_handle(deployment, self.name), method).remote
+        return await asyncio.to_thread(lambda: remote(*arguments).result(timeout_s=_ASK_TIMEOUT_S))
+
+    async def held(self) -> Held | None:
+        """None while a replica that should run doesn't answer."""
         talkers, codecs = await asyncio.gather(self.stats("Talker"), self.stats("Codec"))
+        if (len(talkers), len(codecs)) != (len(self.pids("Talker")), len(self.pids("Codec"))) or not talkers:
+            return None
         self._free_pages = max([self._free_pages, *(each["num_free_pages"] for each in talkers)])
         return Held(
             slots=sum(each["num_running"] + each["num_waiting"] for each in talkers),
@@ -75,12 +83,18 @@ class App:
             rows=sum(each["num_rows_in_use"] for each in codecs),
         )
 
-    async def held_at_rest(self, patience_s: float = 15.0) -> Held:
-        """Once nothing is held any more, or what still is after a while: that has leaked."""
+    async def held_at_rest(self, patience_s: float = 60.0) -> Held:
+        """Once nothing is held any more, or what still is after a while: that has leaked. Raises TimeoutError."""
         deadline = time.monotonic() + patience_s
-        while (held := await self.held()) and time.monotonic() < deadline:  # noqa: ASYNC110 - other processes' counts
+        while True:
+            held = await self.held()
+            if held == Held(0, 0, 0):
+                return held
+            if time.monotonic() > deadline:
+                if held is None:
+                    raise TimeoutError(f"not every replica of {self.name} answers after {patience_s:.0f} s")
+                return held
             await asyncio.sleep(0.2)
-        return held
 
     def pids(self, deployment: str) -> list[int]:
         """Of its running replicas, as Serve's controller knows them."""
@@ -112,7 +126,6 @@ class DrillServer:
         self._applications: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> DrillServer:
-        signal.signal(signal.SIGTERM, _interrupt)  # ends like Ctrl-C: through every `finally`
         for name, value in BEFORE_RAY.items():
             os.environ.setdefault(name, value)
         try:
@@ -124,6 +137,8 @@ class DrillServer:
                 _node_ip_address="127.0.0.1",
             )
             serve.start(http_options={"host": "127.0.0.1", "port": self._port, "request_timeout_s": 900})
+            # After `ray.init`, which sets its own: this ends like Ctrl-C, through every `finally`.
+            signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         except BaseException:
             self.close()
             raise
@@ -223,7 +238,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

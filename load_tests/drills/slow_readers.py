@@ -122,7 +122,7 @@ async def _frames_at_pause(app: App) -> int | None:
     seen, since = -1, time.monotonic()
     deadline = since + _PAUSES_WITHIN_S
     while time.monotonic() < deadline:
-        num_frames = sum(stats["frames"] for stats in await app.stats("Talker"))
+        num_frames: int = sum(stats["frames"] for stats in await app.stats("Talker"))
         if num_frames != seen:
             seen, since = num_frames, time.monotonic()
         elif time.monotonic() - since > _PAUSED_FOR_S:

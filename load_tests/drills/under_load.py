@@ -1,0 +1,68 @@
+"""Clients that ask for the same few speeches over and over, and compare every sample with what it should be.
+
+For servers in deterministic mode: there the whole body is promised, byte for byte, whatever happens to the engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from load_tests.drills.listening import Heard, body, compare, listen, references
+from load_tests.drills.report import DrillResult
+from load_tests.drills.server import App
+
+_LONG_TEXT = (
+    "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
+)  # 657 characters: pieces
+
+
+def speeches(num_frames: int) -> list[dict[str, Any]]:
+    """One of each way to be answered."""
+    return [
+        body(1, num_frames),
+        body(2, num_frames, stream_format="sse"),
+        body(3, num_frames, stream=False),
+        body(4, num_frames, input=_LONG_TEXT),
+    ]
+
+
+class Listeners:
+    """So many clients, each with one request at a time; who is refused tries again, and that is no failure."""
+
+    def __init__(self, app: App, result: DrillResult, requests: list[dict[str, Any]]) -> None:
+        self._app, self._result, self._requests = app, result, requests
+        self._whole: list[Heard] = []
+        self.num_heard = self.num_refused = 0
+        self.longest_s = 0.0
+
+    @asynccontextmanager
+    async def listening(self, count: int) -> AsyncIterator[None]:
+        """They begin once the undisturbed references are there, and hear their last request to its end."""
+        is_over = asyncio.Event()
+        async with self._app.client(timeout_s=600) as client:
+            self._whole = await references(client, self._requests)
+            tasks = [asyncio.create_task(self._listen(client, number, is_over)) for number in range(count)]
+            try:
+                yield
+            finally:
+                is_over.set()
+                await asyncio.gather(*tasks)
+
+    async def _listen(self, client: httpx.AsyncClient, number: int, is_over: asyncio.Event) -> None:
+        while not is_over.is_set():
+            which = number % len(self._requests)
+            heard = await listen(client, self._requests[which])
+            if heard.is_refused:
+                self.num_refused += 1
+                await asyncio.sleep(0.5)
+                continue
+            number += 1
+            self.num_heard += 1
+            self._result.requests += 1
+            self.longest_s = max(self.longest_s, heard.total_s)
+            self._result.add(compare(heard.pcm, self._whole[which].pcm), heard)
