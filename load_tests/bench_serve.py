@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -45,6 +46,7 @@ from load_tests.workers import Pass, Workers
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     try:
         levels = measure(arguments, list(argv or sys.argv[1:]))
         print(write_report(arguments.out, plots=False), flush=True)
@@ -68,7 +70,7 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
         engines = None
         address = find_argument(served.pid, "--gcs-address")
         if arguments.engine_counters and address is not None:
-            engines = EngineCounters(address)
+            engines = EngineCounters(address, arguments.out / "engine_counters.log")
             stack.callback(engines.close)
         arguments.url = served.address.url
         target = find_model(target_of(arguments))

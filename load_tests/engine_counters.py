@@ -8,24 +8,34 @@ Ray's threads are not in the client's. `EngineCounters` is the other end.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 Counters = dict[str, dict[str, float]]
 """Numbers by name, by deployment."""
+_PATIENCE_S = 60.0
+"""Joining a Ray takes some seconds, and a busy machine many."""
 
 
 class EngineCounters:
-    """Starts the reader once Serve is up. address: of that Ray's GCS."""
+    """Starts the reader once Serve is up. address: of that Ray's GCS. log: where the reader's complaints go."""
 
-    def __init__(self, address: str) -> None:
-        self._process = subprocess.Popen(
+    def __init__(self, address: str, log: Path) -> None:
+        self._log = log
+        with log.open("wb") as complaints:
+            self._process = self._start(address, complaints)
+
+    def _start(self, address: str, complaints: IO[bytes]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", "load_tests.engine_counters", address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=complaints,
             text=True,
         )
 
@@ -40,14 +50,19 @@ class EngineCounters:
         try:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
+            if not select.select([self._process.stdout], [], [], _PATIENCE_S)[0]:
+                raise TimeoutError(f"nothing within {_PATIENCE_S:g} s")
             counters: Counters = json.loads(self._process.stdout.readline())
         except (OSError, ValueError) as error:
-            raise RuntimeError(f"the engines' counters can't be read: {error}") from error
+            raise RuntimeError(f"the engines' counters can't be read, see {self._log}: {error}") from error
         return counters
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

@@ -15,6 +15,7 @@ from load_tests.bottleneck import engine_figures, name_bottleneck
 from load_tests.engine_counters import Counters, EngineCounters, growth
 from load_tests.gpu_busy import GpuSampler
 from load_tests.process_cpu import Snapshot, by_part, difference, snapshot
+from load_tests.run import say
 from load_tests.workers import PassResult
 
 NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -61,7 +62,18 @@ class Watch:
         return {"resources": resources, "bottleneck": name_bottleneck(resources)}
 
     def _look(self) -> Look:
-        counters = self._engines.read() if self._engines else {}
+        counters = self._read_engines()
         times = psutil.cpu_times()
         waiting = times.idle + getattr(times, "iowait", 0.0)
         return Look(time.perf_counter(), snapshot(os.getpid(), self._parts), counters, sum(times) - waiting)
+
+    def _read_engines(self) -> Counters:
+        """Nothing once it has failed: everything else can still be measured."""
+        if self._engines is None:
+            return {}
+        try:
+            return self._engines.read()
+        except RuntimeError as error:
+            say(f"goes on without: {error}")
+            self._engines = None
+            return {}

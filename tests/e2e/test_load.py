@@ -4,9 +4,12 @@ import json
 from collections import Counter
 
 import pytest
+import ray
 
 from load_tests.__main__ import main
 from load_tests.adapters import BYTES_PER_FRAME
+from load_tests.bottleneck import engine_figures
+from load_tests.engine_counters import EngineCounters, growth
 from load_tests.report import write_report
 
 
@@ -97,6 +100,20 @@ def test_a_full_server_refuses_and_the_refusals_are_timed(deterministic, out):
     assert level["num_refused"] == len(refused) >= 1
     assert level["refused_without_retry_after"] == 0
     assert level["refused_s_p50"] <= level["refused_s_p99"]
+
+
+def test_another_driver_reads_the_engines_counters(app, deterministic, tmp_path):
+    counters = EngineCounters(ray.get_runtime_context().gcs_address, tmp_path / "log")
+    try:
+        before = counters.read()
+        for one in (app, deterministic):  # deployments of one name: either's may be read
+            one.speak(seed=1, max_new_tokens=5)
+        grown = growth(before, counters.read())
+    finally:
+        counters.close()
+    assert grown["Talker"]["frames"] >= 5
+    assert grown["Codec"]["frames"] >= 5
+    assert engine_figures(grown, wall_s=1.0)["Talker frames per step"] > 0
 
 
 def test_the_report_has_every_kind(out):
