@@ -55,12 +55,13 @@ LONG_SEEDS = (1, 3)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """replicas, stopping: by deployment; the second still ends its streams. nodes: beside the head."""
+    """replicas, starting, stopping: by deployment; the last still end their streams. nodes: beside the head."""
 
     second: float
     phase: str
     in_flight: int
     replicas: tuple[int, ...]
+    starting: tuple[int, ...]
     stopping: tuple[int, ...]
     nodes: int
     done: int
@@ -94,6 +95,7 @@ class Drill:
         expected = num_frames * BYTES_PER_FRAME
         if heard.status != 200 or not heard.is_whole or len(heard.pcm) != expected:
             self.problems.append(f"{self.phase}, seed {seed}: {heard}, expected {expected:,}")
+            say(f"FAILED: {self.problems[-1]}")
         self.done += 1
         return heard
 
@@ -105,6 +107,7 @@ class Drill:
             phase=self.phase,
             in_flight=self.in_flight,
             replicas=tuple(state.get("RUNNING", 0) for state in states),
+            starting=tuple(state.get("STARTING", 0) for state in states),
             stopping=tuple(state.get("STOPPING", 0) for state in states),
             nodes=cluster.num_workers,
             done=self.done,
@@ -232,20 +235,25 @@ def _wait_until_running() -> None:
 
 
 # ---------------------------------------------------------------- what is shown
-_LINE = "{:>6} s  {:<10} {:>9}  {:>6} {:>5}  {:>8} {:>5} {:>5} {:>7} {:>6}"
+_LINE = "{:>6} s  {:<10} {:>9}  {:>6} {:>5}  {:>8} {:>8} {:>5}  {:>5} {:>7} {:>6}"
 
 
 def _head() -> str:
-    return _LINE.format(
-        "", "phase", "in flight", *DEPLOYMENTS, "stopping", "nodes", "done", "refused", "failed"
+    names = (*DEPLOYMENTS, "starting", "stopping", "nodes", "done", "refused", "failed")
+    return _LINE.format("", "phase", "in flight", *names)
+
+
+def _line(now: Moment) -> str:
+    numbers = (
+        *now.replicas,
+        sum(now.starting),
+        sum(now.stopping),
+        now.nodes,
+        now.done,
+        now.refused,
+        now.failed,
     )
-
-
-def _line(moment: Moment) -> str:
-    return _LINE.format(
-        moment.second, moment.phase, moment.in_flight, *moment.replicas, sum(moment.stopping), moment.nodes,
-        moment.done, moment.refused, moment.failed,
-    )  # fmt: skip
+    return _LINE.format(now.second, now.phase, now.in_flight, *numbers)
 
 
 def phases_of(timeline: Sequence[Moment]) -> list[dict[str, Any]]:
@@ -309,8 +317,6 @@ def main() -> int:
         it = asyncio.run(drill(cluster, url, levels, hold_s, wakes_again=not arguments.quick))
     rows = phases_of(it.timeline)
     print(table(rows))
-    for problem in it.problems:
-        say(problem)
     result = {
         "requests": it.done, "failed": len(it.problems), "refused": it.refused,
         "most": dict(zip(DEPLOYMENTS, map(max, zip(*(m.replicas for m in it.timeline), strict=True)), strict=True)),

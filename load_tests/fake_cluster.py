@@ -57,7 +57,7 @@ class FakeCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(keep_logs=error is not None)
 
     @property
     def num_workers(self) -> int:
@@ -147,11 +147,14 @@ class FakeCluster:
             **{f"{whose}_start_ray_commands": [] for whose in ("head", "worker")},
         }
 
-    def close(self) -> None:
+    def close(self, keep_logs: bool = False) -> None:
         """End what was started, by its process ids, and remove its files."""
         ray.shutdown()
         self._end_ray()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if keep_logs:
+            print(f"==> what Ray wrote: {self._folder}", flush=True)
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_ray(self) -> None:
         if self._starter is None:
