@@ -9,7 +9,6 @@ import threading
 import time
 import wave
 from contextlib import contextmanager
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -170,22 +169,29 @@ def test_speech_is_heard_while_it_is_made_and_can_be_stopped(page, site):
     page.click("#speak")
 
 
-def test_everything_made_is_heard_once_and_without_a_gap(page, site):
-    site.script.num_frames = 10
-    page.evaluate("""() => {
-      window.scheduled = [];
+def test_parts_are_played_once_in_order_and_without_a_gap(page):
+    scheduled = page.evaluate("""async () => {
+      const { PcmPlayer } = await import('./page/pcm_player.js');
+      const scheduled = [], player = new PcmPlayer();
       const start = AudioBufferSourceNode.prototype.start;
       AudioBufferSourceNode.prototype.start = function (when) {
-        scheduled.push([when, when + this.buffer.duration, this.buffer.sampleRate, this.context.sampleRate]);
+        const { sampleRate, length } = this.buffer;
+        scheduled.push([when, length, this.buffer.getChannelData(0)[0], sampleRate, this.context.sampleRate]);
         return start.call(this, when);
       };
+      player.open(24000, () => {});
+      for (const [n, length] of [1920, 5760, 1, 15361, 777].entries()) {
+        player.append(new Float32Array(length).fill((n + 1) / 8));
+      }
+      player.close();
+      return scheduled;
     }""")
-    speak_to_the_end(page)
-    scheduled = page.evaluate("scheduled")
-    assert sum(end - start for start, end, *_ in scheduled) == pytest.approx(0.8)
-    for (_, end, *_), (start, *_) in pairwise(scheduled):
-        assert start == pytest.approx(end, abs=1e-6)
-    assert {rate for _, _, *rates in scheduled for rate in rates} == {24_000}
+    begins, lengths, firsts, *rates = zip(*scheduled, strict=True)
+    assert lengths == (1920, 5760, 1, 15361, 777)
+    assert firsts == (1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8)
+    assert {rate for both in rates for rate in both} == {24_000}
+    ends = [begin + length / 24_000 for begin, length in zip(begins, lengths, strict=True)]
+    assert begins[1:] == pytest.approx(ends[:-1], abs=1e-6)  # a sample is 4e-5 s
 
 
 def test_a_dry_player_gathers_before_it_goes_on_and_says_so(page, site):
