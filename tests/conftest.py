@@ -33,10 +33,26 @@ def pytest_configure(config):
         "markers",
         "xdist_group: tests that compile the same kernels; pytest-xdist's --dist loadgroup reads it",
     )
+    if config.getoption("--require-gpu"):
+        config.pluginmanager.register(FailuresAtOnce(config))
     if config.getoption("--no-torch"):
         sys.modules["torch"] = None  # importing it raises now
     if config.getoption("--require-gpu") and not has_gpu():
         raise pytest.UsageError("no CUDA device, and --require-gpu was given")
+
+
+class FailuresAtOnce:
+    """GPU runs are cut short now and then: what failed by then is on the screen, not in a summary to come."""
+
+    def __init__(self, config):
+        self._config = config
+
+    def pytest_runtest_logreport(self, report):
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None and not hasattr(self._config, "workerinput"):
+            reporter.ensure_newline()
+            reporter.write_line(f"FAILED {report.nodeid} ({report.when})", red=True)
+            reporter.write_line(report.longreprtext[-4000:])
 
 
 def has_gpu():

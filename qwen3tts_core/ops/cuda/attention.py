@@ -57,7 +57,7 @@ def _write_kernel(
     tl.store(value_ptr + at + e, value, mask=e < E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_table_pages"])
 def _attention_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr,
     positions_ptr, write_index_ptr, page_table_ptr, table_row_ptr, key_ptr, value_ptr, out_ptr,

@@ -77,56 +77,66 @@ class Inputs:
 
 
 # ---------------------------------------------------------------- rows
-ROW_COUNTS = [*ROWS, *only_on_gpu((64,), (128,))]
+F32, BF16 = torch.float32, torch.bfloat16
+# Published matrices, one of them in float32 too: that is compiled for every size, and no server's setting.
 WIDTHS = [
-    *[(48, 80), (64, 96), (64, 1088), (1024, 512), (2048, 256)],
-    # The published talkers' and code predictor's matrices.
-    *only_on_gpu((2048, 4096), (2048, 3072), (6144, 2048), (1024, 4096), (2048, 1024), (3072, 1024)),
+    *[(dtype, *sizes) for dtype in (F32, BF16) for sizes in [(48, 80), (64, 1088), (1024, 512), (2048, 256)]],
+    *only_on_gpu((F32, 2048, 4096), (BF16, 2048, 4096), (BF16, 2048, 3072), (BF16, 6144, 2048)),
+    *only_on_gpu((BF16, 1024, 4096), (BF16, 2048, 1024), (BF16, 3072, 1024)),
+]
+GATED_WIDTHS = [
+    *[(dtype, *sizes) for dtype in (F32, BF16) for sizes in [(48, 80), (64, 96), (1024, 384)]],
+    *only_on_gpu((F32, 2048, 6144), (BF16, 1024, 3072), (BF16, 2048, 6144)),
 ]
 
 
+def row_counts(device):
+    """All in one test, since they share their compiled kernels."""
+    return ROWS if device.type == "cpu" else [*ROWS, 64, 128]
+
+
+def gains(inputs, width):
+    """Folded into the matrix, and where the sizes are small apart as well: no server has it so."""
+    return [(None, None)] if width > 64 else [(None, None), inputs(width, scale=0.2, offset=1.0)]
+
+
 @pytest.mark.parametrize("width", [16, 48, 64, 1024, 2048])
-@pytest.mark.parametrize("num_rows", ROW_COUNTS)
-def test_rms_norm(backend, dtype, num_rows, width):
+def test_rms_norm(backend, dtype, width):
     ops, device = backend
     inputs = Inputs(dtype, device)
-    x, x32 = inputs(num_rows, width, scale=3.0)
     weight, weight32 = inputs(width, scale=0.2, offset=1.0)
-    assert_conforms(ops.rms_norm(x, weight, EPS), YARDSTICK.rms_norm(x32, weight32, EPS), dtype)
+    for num_rows in row_counts(device):
+        x, x32 = inputs(num_rows, width, scale=3.0)
+        assert_conforms(ops.rms_norm(x, weight, EPS), YARDSTICK.rms_norm(x32, weight32, EPS), dtype)
 
 
-@pytest.mark.parametrize(("width", "outputs"), WIDTHS)
-@pytest.mark.parametrize("num_rows", ROW_COUNTS)
-def test_linear_maps(backend, dtype, num_rows, width, outputs):
+@pytest.mark.parametrize(("dtype", "width", "outputs"), WIDTHS)
+def test_linear_maps(backend, dtype, width, outputs):
     """linear, linear_add and norm_linear over one matrix."""
     ops, device = backend
     inputs = Inputs(dtype, device)
-    x, x32 = inputs(num_rows, width)
-    norm, norm32 = inputs(width, scale=0.2, offset=1.0)
     weight, weight32 = inputs(outputs, width, scale=width**-0.5)
-    residual, residual32 = inputs(num_rows, outputs)
-    assert_conforms(ops.linear(x, weight), YARDSTICK.linear(x32, weight32), dtype)
-    assert_conforms(
-        ops.linear_add(x, weight, residual), YARDSTICK.linear_add(x32, weight32, residual32), dtype
-    )
-    for gain, gain32 in ((norm, norm32), (None, None)):
-        expected = YARDSTICK.norm_linear(x32, gain32, EPS, weight32)
-        assert_conforms(ops.norm_linear(x, gain, EPS, weight), expected, dtype)
+    for num_rows in row_counts(device):
+        x, x32 = inputs(num_rows, width)
+        residual, residual32 = inputs(num_rows, outputs)
+        assert_conforms(ops.linear(x, weight), YARDSTICK.linear(x32, weight32), dtype)
+        expected = YARDSTICK.linear_add(x32, weight32, residual32)
+        assert_conforms(ops.linear_add(x, weight, residual), expected, dtype)
+        for gain, gain32 in gains(inputs, width):
+            expected = YARDSTICK.norm_linear(x32, gain32, EPS, weight32)
+            assert_conforms(ops.norm_linear(x, gain, EPS, weight), expected, dtype)
 
 
-@pytest.mark.parametrize(
-    ("width", "inner"), [(48, 80), (64, 96), (1024, 384), *only_on_gpu((1024, 3072), (2048, 6144))]
-)
-@pytest.mark.parametrize("num_rows", ROW_COUNTS)
-def test_norm_gate_up(backend, dtype, num_rows, width, inner):
+@pytest.mark.parametrize(("dtype", "width", "inner"), GATED_WIDTHS)
+def test_norm_gate_up(backend, dtype, width, inner):
     ops, device = backend
     inputs = Inputs(dtype, device)
-    x, x32 = inputs(num_rows, width)
-    norm, norm32 = inputs(width, scale=0.2, offset=1.0)
     gate_up, gate_up32 = inputs(2 * inner, width, scale=width**-0.5)
-    for gain, gain32 in ((norm, norm32), (None, None)):
-        expected = YARDSTICK.norm_gate_up(x32, gain32, EPS, gate_up32)
-        assert_conforms(ops.norm_gate_up(x, gain, EPS, gate_up), expected, dtype)
+    for num_rows in row_counts(device):
+        x, x32 = inputs(num_rows, width)
+        for gain, gain32 in gains(inputs, width):
+            expected = YARDSTICK.norm_gate_up(x32, gain32, EPS, gate_up32)
+            assert_conforms(ops.norm_gate_up(x, gain, EPS, gate_up), expected, dtype)
 
 
 def test_a_row_of_nan_stays_alone(backend, dtype):
@@ -196,11 +206,15 @@ def test_prefill_attention_packs_prompts_at_page_edges(backend, dtype, shape):
 
 @both_references
 @pytest.mark.parametrize(
-    ("shape", "num_rows"),
+    ("dtype", "shape", "num_rows"),
     [
-        *zip(HEADS, ROWS, strict=True),
-        (HEADS[1], 33),
-        *only_on_gpu((HEADS[5], 1), (HEADS[5], 8), (HEADS[5], 32), (HEADS[4], 128)),
+        *(
+            (dtype, *case)
+            for dtype in (F32, BF16)
+            for case in [*zip(HEADS, ROWS, strict=True), (HEADS[1], 33)]
+        ),
+        # A batch size may be a kernel of its own (how many splits), so these only as they are served.
+        *only_on_gpu(*((BF16, HEADS[5], num_rows) for num_rows in (1, 8, 32)), (BF16, HEADS[4], 128)),
     ],
     ids=str,
 )
@@ -229,7 +243,7 @@ def test_decode_attention_from_the_first_position(backend, dtype, page_size):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [HEADS[1], HEADS[5]], ids=str)
+@pytest.mark.parametrize(("dtype", "shape"), [(F32, HEADS[1]), (BF16, HEADS[1]), (BF16, HEADS[5])], ids=str)
 def test_attention_over_long_contexts(backend, dtype, shape):
     """Enough pages that a kernel may split them among blocks, at the edges of powers of two."""
     lengths = [1023, 1026, 2, 1500]
@@ -379,9 +393,12 @@ def assert_same_codes(actual, expected, margins):
 
 
 @pytest.mark.parametrize("vocab_size", [1088, 3072])
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_draw_first(backend, dtype, num_rows, vocab_size):
-    ops, device = backend
+def test_draw_first(backend, dtype, vocab_size):
+    for num_rows in ROWS:
+        check_draw_first(*backend, dtype, num_rows, vocab_size)
+
+
+def check_draw_first(ops, device, dtype, num_rows, vocab_size):
     logits, logits32 = distinct_logits(num_rows, vocab_size, dtype, device)
     eos_id = vocab_size - 900
     logits[:, eos_id] = logits32[:, eos_id] = 20.0  # on top, so that forbidding it shows
@@ -406,10 +423,13 @@ def test_draw_first(backend, dtype, num_rows, vocab_size):
 
 
 @pytest.mark.parametrize("codebook_size", [64, 2048])
-@pytest.mark.parametrize("num_rows", ROWS)
-def test_draw_next(backend, dtype, num_rows, codebook_size):
+def test_draw_next(backend, dtype, codebook_size):
     """Codes of the first groups and the last ones, and the rows that they feed."""
-    ops, device = backend
+    for num_rows in ROWS:
+        check_draw_next(*backend, dtype, num_rows, codebook_size)
+
+
+def check_draw_next(ops, device, dtype, num_rows, codebook_size):
     inputs = Inputs(dtype, device)
     table, table32 = inputs(codebook_size, 48)
     key = noise_key(num_rows, device)
