@@ -19,6 +19,7 @@ from deployments.api_keys import read_key_hashes
 from deployments.app_args import AppArgs, TransportArgs
 from deployments.codec import Codec, CodecSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
+from deployments.leases import LEASE_S
 from deployments.plan import PlannedModel, plan_app, shared_codec_engine
 from deployments.reference_encoder import ReferenceEncoder
 from deployments.scaling_args import ScalingArgs
@@ -59,6 +60,7 @@ def build_app(args: AppArgs) -> Application:
             reader_timeout_s=args.reader_timeout_s,
             reader_ahead_s=args.reader_ahead_s,
             resume_timeout_s=args.resume_timeout_s,
+            roll_call_period_s=(args.stream_lease_s or LEASE_S) / 5,
             cold_start_s=args.cold_start_s,
             api_key_hashes=_api_key_hashes(args),
             long_text=args.long_text,
@@ -77,6 +79,7 @@ def _bind_talker(model: PlannedModel, args: AppArgs) -> Application:
         args.device,
         own.talker_dtype,
         model.seconds_per_frame,
+        args.stream_lease_s,
     )
     return _deploy(Talker, model.talker, own.num_admitted, own.autoscaling.talker).bind(settings)
 
@@ -88,7 +91,12 @@ def _bind_codec(
     engine = shared_codec_engine([model.args for model in models])
     return _deploy(Codec, name, engine.num_rows, first.autoscaling.codec).bind(
         CodecSettings(
-            first.checkpoint_path, engine, args.device, first.codec_dtype, models[0].seconds_per_frame
+            first.checkpoint_path,
+            engine,
+            args.device,
+            first.codec_dtype,
+            models[0].seconds_per_frame,
+            args.stream_lease_s,
         ),
         {model.args.served_name: talkers[model.talker] for model in models},
         args.transport.talker_to_codec,
@@ -109,6 +117,7 @@ def _ingress_model(model: PlannedModel) -> IngressModel:
         model_name=own.served_name,
         max_positions=own.talker.max_positions,
         codec=model.codec,
+        talker=model.talker,
         encoder=model.encoder,
         aliases=own.aliases,
         sleepers=model.sleepers,

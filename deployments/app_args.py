@@ -22,6 +22,7 @@ from pydantic import (
 
 from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.handles import Transport
+from deployments.leases import LEASE_S
 from deployments.read_ahead import READER_AHEAD_S
 from deployments.reader_pace import READER_TIMEOUT_S
 from deployments.reference_encoder import EncoderSettings
@@ -186,6 +187,7 @@ class AppArgs(ModelArgs):
     reader_timeout_s: for a client that takes nothing of its body; 0 is no limit. reader_ahead_s: of audio that waits
         for a slow one, as 24 kHz PCM; then its text isn't spoken on.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
+    stream_lease_s: engines free a stream that no ingress has named for so long; 0 leaves it to its own end.
     resume_timeout_s: how long a stream whose engine died waits for another to go on; 0 cuts it at once.
     cold_start_s: how much longer a request may wait that found a deployment asleep.
     voice_aliases: other names that requests may use, each with the voice it means.
@@ -203,6 +205,7 @@ class AppArgs(ModelArgs):
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
     reader_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = READER_TIMEOUT_S
     reader_ahead_s: Annotated[float, Field(gt=0)] = READER_AHEAD_S
+    stream_lease_s: Annotated[float, Field(ge=0, le=86_400)] = LEASE_S
     resume_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = RESUME_TIMEOUT_S
     cold_start_s: Annotated[float, Field(ge=0, le=86_400)] = COLD_START_S
     long_text: LongText = LongText()

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deployments.engine_metrics import CODEC_TABLE, start_publishing
 from deployments.exported import RaySink
 from deployments.handles import StartStream, Transport, bind_stream, is_death, root_cause
+from deployments.leases import LEASE_S, Leases
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
 from deployments.tracing import traced_stream
 from qwen3tts_core.config import CodecEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
-from qwen3tts_core.errors import EngineDown, EngineFault
+from qwen3tts_core.errors import EngineDown, EngineFault, StreamCancelled
 from qwen3tts_core.types import AudioChunk, FrameBatch, ReferenceVoice, SpeechRequest
 
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CodecSettings:
-    """What a replica needs to open its engine. checkpoint: a local folder or a hub id."""
+    """What a replica needs to open its engine. checkpoint: a local folder or a hub id. lease_s: see `Leases`."""
 
     checkpoint: str
     engine: CodecEngineConfig
     device: str
     dtype: str
     seconds_per_frame: float = SECONDS_PER_FRAME
+    lease_s: float = LEASE_S
 
 
 class CodecEngineLike(Protocol):
@@ -100,6 +102,7 @@ class Codec:
         self._load = StreamLoad(settings.engine.num_rows, settings.seconds_per_frame)
         self._keeps_bytes = settings.engine.deterministic
         self._engine = open_engine(settings, self._outbox)
+        self._leases = Leases(settings.lease_s, self._end)
         self._engine.start()
         start_publishing(self._engine.stats, CODEC_TABLE, RaySink())
         logger.info("codec ready: %s, frames by %s", settings, talker_transport)
@@ -108,13 +111,14 @@ class Codec:
         """Yield the request's audio, each item `AudioChunk.to_bytes()`; the last has a finish.
 
         Raises Overloaded or InvalidRequest before the first item, EngineFault at any; EngineDown, one of these,
-        also when the Talker died. With `request.resume` the first item is the audio after those frames.
+        also when the Talker died; StreamCancelled when nobody seems to wait for it. With `request.resume` the first item is the audio after those frames.
         """
         start_talker = self._start_talker.get(request.model)
         if start_talker is None:
             raise EngineFault(f"no talker here speaks for {request.model!r}, only {list(self._start_talker)}")
         with (
             traced_stream("codec.decode", request) as span,
+            self._leases.stream(request.request_id),
             self._outbox.stream(request.request_id) as audio,
             self._load.stream() as playback,
         ):
@@ -164,6 +168,17 @@ class Codec:
             if not is_whole:
                 frames.cancel()
 
+    async def roll_call(self, wanted: Sequence[str], given_up: Sequence[str]) -> None:
+        """Called by ingresses: streams that they wait for, and streams that they don't any more."""
+        self._leases.renew(wanted)
+        self._leases.give_up(given_up)
+
+    def _end(self, request_id: str) -> None:
+        """Free a stream without its reader's help, and tell the reader, should there be one."""
+        self._engine.close(request_id)
+        self._outbox.put(request_id, StreamCancelled())
+        self._outbox.flush()
+
     def check_health(self) -> None:
         """Called by Serve: raises EngineFault when the engine's thread is dead or stuck."""
         self._engine.check_health()
@@ -180,7 +195,8 @@ class Codec:
 
     async def stats(self) -> dict[str, Any]:
         """Counts of the engine, with the process id: for tests and operators."""
-        return {"pid": os.getpid(), **dataclasses.asdict(self._engine.stats())}
+        own = {"pid": os.getpid(), "reaped": self._leases.num_reaped}
+        return {**own, **dataclasses.asdict(self._engine.stats())}
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)  # absent when opening it failed
@@ -190,6 +206,8 @@ class Codec:
 
 def _as_exception(error: BaseException) -> Exception:
     """A death as one word: Ray's own names a replica, which would be taken for this one."""
+    if isinstance(error, EngineDown):
+        return error
     if is_death(error) or not isinstance(error, Exception):
         return EngineDown(f"the talker is gone: {type(error).__name__}")
     return error

@@ -43,6 +43,7 @@ _DEAD_PEERS = (
 
 StartStream = Callable[[SpeechRequest], ItemStream]
 Ask = Callable[..., Awaitable[Any]]
+Tell = Callable[..., Awaitable[None]]
 
 
 def bind_stream(handle: Any, method: str, transport: Transport) -> StartStream:
@@ -65,6 +66,15 @@ def bind_ask(handle: Any, method: str, transport: Transport = "value") -> Ask:
             raise
 
     return ask
+
+
+def bind_tell(handle: Any, method: str) -> Tell:
+    """A caller of a `method` of every replica that a deployment has at that moment; the dead ones are passed over."""
+
+    async def tell(*arguments: Any) -> None:
+        await handle.broadcast(method, *arguments).results_async(return_exceptions=True)
+
+    return tell
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -35,8 +35,9 @@ from deployments.edge import Edge, request_id_of
 from deployments.engine_metrics import memory_table, start_publishing
 from deployments.exported import RaySink
 from deployments.frontend import Frontend
-from deployments.handles import Transport, bind_ask, bind_stream
+from deployments.handles import Transport, bind_ask, bind_stream, bind_tell
 from deployments.http_errors import describe
+from deployments.leases import LEASE_S
 from deployments.logs import send_logs_to_stderr
 from deployments.openapi import api_document
 from deployments.page_files import PAGE_PATHS, PageFiles
@@ -45,6 +46,7 @@ from deployments.reader_pace import READER_TIMEOUT_S, ReaderPace
 from deployments.readiness import Readiness
 from deployments.reference_fetch import FetchPolicy, ReferenceFetcher, max_base64_bytes
 from deployments.request_metrics import RequestMetrics
+from deployments.roll_call import RollCall
 from deployments.served_models import ServedModel, ServedModels
 from deployments.sleepers import COLD_START_S, Sleepers
 from deployments.speech import SpeechCall, SpeechParts
@@ -65,13 +67,14 @@ _LONGEST_ECHO = 256  # of a path, in a message
 @dataclass(frozen=True, slots=True)
 class IngressModel:
     """checkpoint: a local folder or a hub id. max_positions: what a talker holds for one request.
-    codec, encoder: names of its deployments; the encoder of Base checkpoints alone.
+    codec, talker, encoder: names of its deployments; the encoder of Base checkpoints alone.
     sleepers: names of those that may have no replica."""
 
     checkpoint: str
     model_name: str
     max_positions: int
     codec: str = "Codec"
+    talker: str = "Talker"
     encoder: str | None = None
     aliases: tuple[str, ...] = ()
     sleepers: tuple[str, ...] = ()
@@ -98,6 +101,7 @@ class IngressSettings:
     reader_ahead_s: float = READER_AHEAD_S
     cold_start_s: float = COLD_START_S
     resume_timeout_s: float = RESUME_TIMEOUT_S
+    roll_call_period_s: float = LEASE_S / 5
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
     long_text: LongText = field(default_factory=LongText)
 
@@ -127,6 +131,13 @@ class Ingress:
         self._voices: NamedVoices | None = None
         self._aliases = VoiceAliases(settings.voice_aliases)
         cloners = self._open_cloners(settings, frontends, handles)
+        self._roll_calls = [
+            RollCall(
+                [bind_tell(handles[name], "roll_call") for name in (model.codec, model.talker)],
+                settings.roll_call_period_s,
+            )
+            for model in settings.models
+        ]
         self._models = ServedModels(
             [
                 ServedModel(
@@ -134,12 +145,15 @@ class Ingress:
                     Chains(
                         bind_stream(handles[model.codec], "decode", codec_transport),
                         settings.resume_timeout_s,
+                        roll_call,
                     ),
                     cloners.get(model.encoder),
                     model.aliases,
                     model.sleepers,
                 )
-                for model, frontend in zip(settings.models, frontends, strict=True)
+                for model, frontend, roll_call in zip(
+                    settings.models, frontends, self._roll_calls, strict=True
+                )
             ]
         )
         self._bodies = BodyReader()
@@ -211,10 +225,12 @@ class Ingress:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self._watching = [
-            asyncio.create_task(watch(), name=name)
-            for name, watch in {"readiness": self._readiness.watch, "sleepers": self._sleepers.watch}.items()
-        ]
+        watches = {
+            "readiness": self._readiness.watch,
+            "sleepers": self._sleepers.watch,
+            **{f"roll call {number}": roll_call.run for number, roll_call in enumerate(self._roll_calls)},
+        }
+        self._watching = [asyncio.create_task(watch(), name=name) for name, watch in watches.items()]
         try:
             yield
         finally:

@@ -10,18 +10,20 @@ import asyncio
 import dataclasses
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.engine_metrics import TALKER_TABLE, start_publishing
 from deployments.exported import RaySink
+from deployments.leases import LEASE_S, Leases
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, StreamLoad
 from deployments.tracing import traced_stream
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
+from qwen3tts_core.errors import StreamCancelled
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.types import FrameBatch, SpeechRequest
 
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TalkerSettings:
-    """What a replica needs to open its engine. checkpoint: a local folder or a hub id."""
+    """What a replica needs to open its engine. checkpoint: a local folder or a hub id. lease_s: see `Leases`."""
 
     checkpoint: str
     engine: TalkerEngineConfig
@@ -41,6 +43,7 @@ class TalkerSettings:
     device: str
     dtype: str
     seconds_per_frame: float = SECONDS_PER_FRAME
+    lease_s: float = LEASE_S
 
 
 class TalkerEngineLike(Protocol):
@@ -87,6 +90,7 @@ class Talker:
         self._outbox: AsyncOutbox[FrameBatch] = AsyncOutbox(asyncio.get_running_loop())
         self._load = StreamLoad(settings.engine.num_slots, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
+        self._leases = Leases(settings.lease_s, self._end)
         self._engine.start()
         start_publishing(self._engine.stats, TALKER_TABLE, RaySink())
         logger.info("talker ready: %s", settings)
@@ -94,10 +98,12 @@ class Talker:
     async def generate(self, request: SpeechRequest) -> AsyncIterator[bytes]:
         """Yield the request's frames, each item `FrameBatch.to_bytes()`; the last has a finish.
 
-        Raises Overloaded or InvalidRequest before the first item, EngineFault at any.
+        Raises Overloaded or InvalidRequest before the first item, EngineFault at any; StreamCancelled when nobody
+        seems to wait for it.
         """
         with (
             traced_stream("talker.generate", request) as span,
+            self._leases.stream(request.request_id),
             self._outbox.stream(request.request_id) as frames,
             self._load.stream() as playback,
         ):
@@ -111,6 +117,17 @@ class Talker:
                         return
             finally:
                 self._engine.cancel(request.request_id)
+
+    async def roll_call(self, wanted: Sequence[str], given_up: Sequence[str]) -> None:
+        """Called by ingresses: streams that they wait for, and streams that they don't any more."""
+        self._leases.renew(wanted)
+        self._leases.give_up(given_up)
+
+    def _end(self, request_id: str) -> None:
+        """Free a stream without its reader's help, and tell the reader, should there be one."""
+        self._engine.cancel(request_id)
+        self._outbox.put(request_id, StreamCancelled())
+        self._outbox.flush()
 
     def check_health(self) -> None:
         """Called by Serve: raises EngineFault when the engine's thread is dead or stuck."""
@@ -128,7 +145,8 @@ class Talker:
 
     async def stats(self) -> dict[str, Any]:
         """Counts of the engine, with the process id: for tests and operators."""
-        return {"pid": os.getpid(), **dataclasses.asdict(self._engine.stats())}
+        own = {"pid": os.getpid(), "reaped": self._leases.num_reaped}
+        return {**own, **dataclasses.asdict(self._engine.stats())}
 
     def __del__(self) -> None:
         engine = getattr(self, "_engine", None)  # absent when opening it failed

@@ -14,11 +14,12 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.handles import ItemStream, StartStream, is_death, root_cause
+from deployments.roll_call import RollCall
 from qwen3tts_core.errors import EngineFault, Overloaded, StreamLost
 from qwen3tts_core.streaming.pcm import num_pcm_bytes
 from qwen3tts_core.types import AudioChunk, Resume, SpeechRequest
@@ -33,10 +34,12 @@ _REFUSALS = (Overloaded, BackPressureError, DeploymentUnavailableError)
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """How utterances get engines. start: opens a chain. resume_timeout_s: see RESUME_TIMEOUT_S; 0 cuts at once."""
+    """How utterances get engines. start: opens a chain. resume_timeout_s: see RESUME_TIMEOUT_S; 0 cuts at once.
+    roll_call: by which engines hear of a stream's end where the stream itself can't tell them."""
 
     start: StartStream
     resume_timeout_s: float = RESUME_TIMEOUT_S
+    roll_call: RollCall = field(default_factory=RollCall)
 
 
 OnDeath = Callable[[BaseException], None]
@@ -61,6 +64,7 @@ class Utterance:
         self._chains, self._request, self._samples_per_frame = chains, request, samples_per_frame
         self._patience_s, self._on_death = patience_s, on_death
         self._stream: ItemStream | None = None
+        self._running_id = ""
         self._opening: asyncio.Task[AudioChunk] | None = None
         self._num_attempts = 0
         self._codes: list[bytes] = []
@@ -89,7 +93,9 @@ class Utterance:
             self._codes.append(chunk.codes)
             self._cuts.append(chunk.num_frames)
         self._num_frames += chunk.num_frames
-        self._is_over = chunk.finish is not None
+        if chunk.finish is not None:
+            self._is_over = True
+            self._chains.roll_call.ended(self._running_id)
         return chunk
 
     def cancel(self) -> None:
@@ -145,6 +151,8 @@ class Utterance:
         if self._cuts:
             request = dataclasses.replace(request, resume=Resume(b"".join(self._codes), tuple(self._cuts)))
         self._num_attempts += 1
+        self._running_id = request.request_id
+        self._chains.roll_call.want(self._running_id)
         self._stream = self._chains.start(request)
         return self._stream
 
@@ -152,6 +160,7 @@ class Utterance:
         if self._stream is not None:
             self._stream.cancel()
             self._stream = None
+            self._chains.roll_call.give_up(self._running_id)
 
     def _tell(self, death: BaseException | None) -> None:
         assert death is not None, "told once, at the first"

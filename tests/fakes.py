@@ -8,13 +8,15 @@ eagerly in a task of its own, as Serve does, and pickles whatever crosses.
 import asyncio
 import inspect
 import json
+import math
 import pickle
 import threading
 import time
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
+from ray.exceptions import ActorDiedError
 
 from qwen3tts_core.engine.memo import Memo
 from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
@@ -225,6 +227,9 @@ class FakeHandle:
         self.options_seen.append(options)
         return FakeHandle(self._target, self.options_seen, self.calls)
 
+    def broadcast(self, method, *args):
+        return _FakeBroadcast(getattr(self, method).remote(*args))
+
     def __getattr__(self, method):
         return _FakeMethod(self._target, method, self.calls)
 
@@ -238,6 +243,32 @@ class _FakeMethod:
         method = getattr(self._target, self._name)
         result = method(*pickle.loads(pickle.dumps(args)))
         return FakeStream(result) if inspect.isasyncgen(result) else FakeResponse(result)
+
+
+def mortal(method, *ends):
+    """A streaming method whose next calls each die after so many items, as with their replica; then it lives on."""
+    left = list(ends)
+
+    async def dying(*args):
+        num_items = left.pop(0) if left else math.inf
+        async with aclosing(method(*args)) as items:
+            async for item in items:
+                if num_items == 0:
+                    raise ActorDiedError
+                num_items -= 1
+                yield item
+
+    return dying
+
+
+class _FakeBroadcast:
+    """Of a deployment with one replica."""
+
+    def __init__(self, response):
+        self._response = response
+
+    async def results_async(self, *, return_exceptions=False):
+        return await asyncio.gather(self._response, return_exceptions=return_exceptions)
 
 
 class FakeResponse:

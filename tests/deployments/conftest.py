@@ -78,6 +78,7 @@ class Chain:
                     folder,
                     name,
                     4096,
+                    talker="Talker" if name == first else f"Talker-{name}",
                     encoder=f"Encoder-{name}" if name in encoders else None,
                     sleepers=sleepers,
                 )

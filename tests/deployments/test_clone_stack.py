@@ -22,7 +22,7 @@ from qwen3tts_core.model.codec_decoder import open_codec_decoder
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from tests.clips import as_base64, audio_file, wav_clip
 from tests.deployments.conftest import GOLDEN
-from tests.fakes import AsgiCall, FakeHandle
+from tests.fakes import AsgiCall, FakeHandle, mortal
 
 BASE = GOLDEN / "base"
 CASE = "icl_auto_stream_textshort"
@@ -191,3 +191,17 @@ async def test_streamed_and_whole_clones_are_the_same_bytes(stacks):
     whole, streamed = [await stack.speak(**ONE, stream=stream) for stream in (False, True)]
     assert whole.body == streamed.body
     assert len(streamed.parts) > 2
+
+
+@pytest.mark.parametrize("victim", ["talker", "codec"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_clone_whose_engines_die_goes_on_as_itself(stacks, monkeypatch, mode, victim):
+    """Twice, at its fourth frame and its twelfth: prompt and codec row are made again, the reference first."""
+    stack = stacks(mode)
+    expected = samples(await stack.speak(**ONE))
+    name = "generate" if victim == "talker" else "decode"
+    deployment = getattr(stack, victim)
+    monkeypatch.setattr(deployment, name, mortal(getattr(deployment, name), 2, 1))
+    found = samples(await stack.speak(**ONE, stream=True))
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= (0 if mode == "deterministic" else 1)
