@@ -29,7 +29,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
 os.environ.setdefault("RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside anything else, replicas would never start
+# Ray's 15 would be the last of a machine that does something else, too.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import httpx
 import yaml
