@@ -275,7 +275,9 @@ def test_streams_at_every_point_of_the_ramp_share_captured_steps(machine, mode):
     for request_id, samples in speak(engine, streams).items():
         expected = np.round(whole_pcm(PLAIN, streams[request_id][0]) * FULL_SCALE)
         np.testing.assert_allclose(samples, expected, atol=ONE_STEP)
-    assert engine.stats().batches <= 5
+    stats = engine.stats()
+    assert stats.batches <= 5
+    assert (stats.graph_replays, stats.eager_steps) == (stats.batches, 0)
 
 
 def test_a_captured_step_makes_the_samples_of_an_eager_one(machine):
