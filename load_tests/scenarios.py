@@ -65,7 +65,7 @@ class Scenario(Protocol):
 class Closed:
     """`concurrency` clients, each of which asks again as soon as it has its answer.
 
-    Ends after `num_requests`, or when no client has begun one after `seconds`; both: whichever is first.
+    Ends after `num_requests`, or when each client has had an answer after `seconds`; both: whichever is first.
     A refusal is an answer, after which that client waits a drawn time up to `pause_s`.
     """
 
@@ -82,11 +82,11 @@ class Closed:
 
         async def one() -> None:
             for number in numbers:
-                if until is not None and time.perf_counter() >= until:
-                    return
                 record = await speak(jobs.job(number), tag=self.tag)
                 if record.outcome == "refused" and self.pause_s:
                     await asyncio.sleep(self.pause_s * generator.uniform(0.5, 1.0))
+                if until is not None and time.perf_counter() >= until:
+                    return
 
         await asyncio.gather(*(one() for _ in range(share.of(self.concurrency))))
 
@@ -142,10 +142,12 @@ class Players:
 
         async def one() -> None:
             await asyncio.sleep(generator.uniform(0.0, min(self.spread_s, self.seconds)))
-            while time.perf_counter() < until:
-                record = await speak(jobs.job(next(numbers)))
+            for number in numbers:
+                record = await speak(jobs.job(number))
                 ends_at = record.sent_at + (record.ttfa_s or 0.0) + record.audio_s + record.underrun_s
                 await asyncio.sleep(max(0.0, ends_at - time.perf_counter()) or (record.outcome != "ok") * 0.1)
+                if time.perf_counter() >= until:
+                    return
 
         await asyncio.gather(*(one() for _ in range(share.of(self.concurrency))))
 
@@ -169,11 +171,11 @@ class Storm:
 
         async def one(draw: Callable[[random.Random], Leave | None], tag: str) -> None:
             for number in numbers:
-                if time.perf_counter() >= until:
-                    return
                 record = await speak(jobs.job(number), draw(generator), tag)
                 if record.outcome == "refused":
                     await asyncio.sleep(generator.uniform(0.02, 0.1))
+                if time.perf_counter() >= until:
+                    return
 
         await asyncio.gather(
             *(one(draw_leave, LEAVER) for _ in range(share.of(self.leavers))),

@@ -33,6 +33,10 @@ async def cut(request):
     return response
 
 
+async def say_no_end(_):
+    return web.Response(body=b'data: {"type": "speech.audio.delta", "audio": "AAAA"}\n\n')
+
+
 async def refuse(_):
     return web.json_response({"error": {"code": "overloaded"}}, status=503, headers={"Retry-After": "1"})
 
@@ -80,6 +84,13 @@ async def test_a_stream_that_is_cut_is_a_failure():
     assert record.outcome == "failed"
     assert record.error
     assert record.num_bytes == BYTES_PER_FRAME
+
+
+async def test_events_that_lack_their_end_are_a_failure():
+    async with served(say_no_end, events=True) as client:
+        record = await client.speak(JOB)
+    assert record.outcome == "failed"
+    assert "speech.audio.done" in record.error
 
 
 async def test_a_503_is_a_refusal_with_its_retry_after():

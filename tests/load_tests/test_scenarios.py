@@ -72,7 +72,7 @@ async def test_a_repeats_numbers_begin_where_it_does():
 async def test_a_closed_loop_bounded_in_time_ends():
     server = FakeServer(0.01)
     await run_in_parts(Closed(concurrency=2, seconds=0.1), server, 1)
-    assert 2 <= len(server.records) <= 2 * 11
+    assert 2 <= len(server.records) <= 2 * 11, "each client once, and none for much longer"
 
 
 async def test_a_refused_client_waits_before_it_asks_again():
@@ -102,6 +102,7 @@ async def test_a_player_hears_its_answer_before_it_asks_again():
     server = Talkative()
     await run_in_parts(Players(concurrency=1, seconds=0.25, spread_s=0.0), server, 1)
     starts = [record.sent_at for record in server.records]
+    assert len(starts) >= 1
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(starts))
 
 
