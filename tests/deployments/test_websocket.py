@@ -297,9 +297,11 @@ async def test_within_an_utterance_a_config_is_refused_and_the_old_one_stays(ope
         assert [request.seed for request in chain.talker_engine.requests] == [7]
 
 
-@pytest.mark.parametrize("after", ["session.configured", "audio.start", "audio.done"])
-async def test_leaving_frees_everything_whenever_it_happens(open_chain, after):
-    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.02)) as chain:
+@pytest.mark.parametrize(
+    ("after", "num_frames"), [("session.configured", 3000), ("audio.start", 3000), ("audio.done", 60)]
+)
+async def test_leaving_frees_everything_whenever_it_happens(open_chain, after, num_frames):
+    async with open_chain(talker=Script(num_frames=num_frames, seconds_per_item=0.02)) as chain:
         socket = await configured(chain)
         say(socket, "Here we go again. " * 8)
         await socket.wait_for(after)
