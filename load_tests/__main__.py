@@ -137,7 +137,7 @@ def add_common(parser: argparse.ArgumentParser, default_out: Path | None = None)
     parser.add_argument("--model", help="default: the first of /v1/models")
     parser.add_argument("--voice")
     parser.add_argument("--api-key")
-    parser.add_argument("--extra", type=key_and_json, action="append", default=[], metavar="KEY=JSON")
+    parser.add_argument("--extra", type=key_and_value, action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--events", action="store_true", help="ask for server-sent events, which tell frames")
     parser.add_argument("--texts", type=Path, default=SENTENCES, help="a file, one text a line")
     parser.add_argument("--seed", type=int, default=0, help="of the first request; -1 sends none")
@@ -183,14 +183,15 @@ def frame_range(text: str) -> tuple[int, int]:
     return limits
 
 
-def key_and_json(text: str) -> tuple[str, Any]:
+def key_and_value(text: str) -> tuple[str, Any]:
+    """`name=value`; a value that is no JSON is a string."""
     key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"KEY=VALUE expected, got {text}")
     try:
-        if not separator:
-            raise ValueError("no =")
         return key, json.loads(value)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"KEY=JSON expected, got {text}: {error}") from error
+    except ValueError:
+        return key, value
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`make bench-serve`: our own server under a closed loop, what it cost, and what stopped it.
 
     python -m load_tests.bench_serve --checkpoint DIR --out runs/a [--fast] [--seconds 20] [--mps]
-        [--config serve_configs/qwen3tts.yaml] [--set codec_dtype=float16] [--set 'transport.talker_to_codec="value"']
+        [--config serve_configs/qwen3tts.yaml] [--set codec_dtype=float16] [--set transport.talker_to_codec=value]
 
 Starts the config with another checkpoint and as many slots as the highest concurrency, waits until it is ready,
 then sends requests for so many seconds at each concurrency, and ends what it started. Frame limits are drawn
@@ -25,7 +25,7 @@ from load_tests.__main__ import (
     add_closed,
     add_common,
     jobs_of,
-    key_and_json,
+    key_and_value,
     plain,
     target_of,
     verdict,
@@ -152,7 +152,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", type=Path, default=Path("serve_configs/qwen3tts.yaml"))
     parser.add_argument("--checkpoint", type=Path, help="instead of the config's")
     parser.add_argument(
-        "--set", type=key_and_json, action="append", default=[], metavar="ARG=JSON", help="of `args`"
+        "--set", type=key_and_value, action="append", default=[], metavar="ARG=VALUE", help="of `args`"
     )
     parser.add_argument("--port", type=int, help="instead of the config's")
     parser.add_argument("--fast", action="store_true", help="HAProxy in front and one loop per replica")

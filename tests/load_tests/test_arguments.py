@@ -1,0 +1,47 @@
+import argparse
+
+import pytest
+
+from load_tests import bench_serve
+from load_tests.__main__ import build_parser, frame_range, jobs_of, key_and_value, target_of
+
+
+def test_values_are_json_or_else_words():
+    assert key_and_value("temperature=0.5") == ("temperature", 0.5)
+    assert key_and_value("codec_dtype=float16") == ("codec_dtype", "float16")
+    assert key_and_value('a={"b": 1}') == ("a", {"b": 1})
+    with pytest.raises(argparse.ArgumentTypeError):
+        key_and_value("float16")
+
+
+def test_frame_ranges():
+    assert frame_range("60-112") == (60, 112)
+    assert frame_range("5") == (5, 5)
+    for wrong in ("0-3", "9-3"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            frame_range(wrong)
+
+
+def test_arguments_become_a_target_and_jobs():
+    arguments = build_parser().parse_args(
+        ["closed", "--out", "x", "--engine", "mstar", "--seed", "-1", "--extra", "language=Chinese"]
+    )
+    assert target_of(arguments).adapter.name == "mstar"
+    assert target_of(arguments).extra == {"language": "Chinese"}
+    assert jobs_of(arguments).seed is None
+    assert arguments.concurrency == [1, 8, 32]
+
+
+def test_bench_serve_gives_as_many_slots_as_its_highest_concurrency_unless_told_otherwise():
+    parser = bench_serve.build_parser()
+    arguments = parser.parse_args(["--checkpoint", "/x", "--concurrency", "1,96"])
+    assert bench_serve.changes_of(arguments) == {"talker.num_slots": 96, "checkpoint": "/x"}
+    arguments = parser.parse_args(
+        ["--set", "talker.num_slots=32", "--set", "transport.talker_to_codec=value"]
+    )
+    assert bench_serve.changes_of(arguments) == {"talker.num_slots": 32, "transport.talker_to_codec": "value"}
+    assert (arguments.seconds, arguments.frames, arguments.concurrency) == (
+        20.0,
+        (60, 112),
+        [1, 8, 32, 64, 128],
+    )
