@@ -164,11 +164,13 @@ class CodecEngine:
                 return
             if stream.next_frame or stream.has_last:
                 raise EngineFault(f"request {request_id!r}: replay must come before any frames")
+            stream.next_frame = len(array)
+            if self._rows.look_back is not None:
+                array, cuts = array[max(0, len(array) - self._rows.look_back) :], ()
             now, first = self._clock(), 0
             for num_frames in cuts or ([len(array)] if len(array) else []):
                 stream.work.append(Work(array[first : first + num_frames], now))
                 first += num_frames
-            stream.next_frame = first
             self._wake.notify()
 
     def close(self, request_id: str) -> None:

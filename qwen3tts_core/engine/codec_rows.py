@@ -88,6 +88,7 @@ class RowDecoder(Protocol):
 
     counters: StepCounters
     max_rows: Mapping[int, int]  # for each frame bucket that can be decoded: rows of a batch of it
+    look_back: int | None  # frames before the next ones that those depend on; None: all of them
 
     def warm_up(self) -> None:
         """Decode padding with the steps that a first chunk takes, before the first request does."""
@@ -229,6 +230,8 @@ class StepTable:
 class IncrementalRows:
     """Exact state per stream in an arena; each frame is decoded once. Source: spec 4.4."""
 
+    look_back: int | None = None
+
     def __init__(self, model: CodecModel, config: CodecEngineConfig, seams: Seams) -> None:
         self._samples_per_frame = model.config.samples_per_frame
         self._max_primed = config.max_primed_voices
@@ -277,6 +280,7 @@ class WindowRows:
     def __init__(self, model: CodecModel, config: CodecEngineConfig, seams: Seams) -> None:
         self._samples_per_frame = model.config.samples_per_frame
         self._left_context = config.left_context_frames
+        self.look_back: int | None = config.left_context_frames
         self._context: dict[int, Codes] = {}
         widths = window_buckets(config.frame_buckets, config.left_context_frames)
         self.steps = StepTable(
