@@ -99,7 +99,8 @@ export class Settings {
     const { input, model, voice, instructions, language, response_format, speed, seed } = this.inputs;
     const body = { input: input.value };
     if (this.#models.length > 1) body.model = model.value;
-    if (this.#sends(voice)) body.voice = voice.value;
+    // Not while another model's voices are still on their way.
+    if (this.#sends(voice) && this.voice.models.includes(model.value)) body.voice = voice.value;
     if (this.#sends(instructions)) body.instructions = instructions.value;
     if (this.#sends(this.inputs.x_vector_only_mode)) body.x_vector_only_mode = true;
     if (language.value && language.value !== "Auto") body.language = language.value;
