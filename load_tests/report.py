@@ -54,10 +54,18 @@ def read_runs(folder: Path) -> dict[str, Run]:
     for file in sorted(folder.glob("*.json")):
         run = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(run, dict) and "levels" in run and "environment" in run:
-            runs[file.stem] = run
+            runs[file.stem] = run | {"wer": read_wer(folder / f"{file.stem}_wer.json")}
     if not runs:
         raise ValueError(f"{folder} holds no results")
     return runs
+
+
+def read_wer(file: Path) -> dict[str, float]:
+    """Percent by level, as `load_tests.wer` has left them; none where it did not run."""
+    if not file.exists():
+        return {}
+    levels = json.loads(file.read_text(encoding="utf-8"))
+    return {name: level["wer_percent"] for name, level in levels.items()}
 
 
 def report(runs: dict[str, Run]) -> str:
@@ -70,9 +78,21 @@ def report(runs: dict[str, Run]) -> str:
     parts += [f"### {kind}\n\n{level_table(levels)}" for kind, levels in levels_by_kind.items()]
     for name, run in runs.items():
         parts += resource_parts(name, run)
-    parts.append("\n".join(f"- {line}" for line in completeness(runs)))
+    notes = [line for name, run in runs.items() for line in notes_of(name, run)]
+    parts.append("\n".join(f"- {line}" for line in [*notes, *completeness(runs)]))
     parts += [environment_line(name, run) for name, run in runs.items()]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def notes_of(name: str, run: Run) -> list[str]:
+    """Word error rates, and what a storm left behind."""
+    lines = [f"{name}, {level}: WER {percent:.2f} %" for level, percent in run.get("wer", {}).items()]
+    for level in run["levels"]:
+        if level["scenario"] == "storm":
+            after = level["recovered_s"]
+            whole = "never whole again" if after is None else f"whole again {after:.2f} s after it"
+            lines.append(f"{name}, {level['name']}: {level['num_left']} left, the server was {whole}")
+    return lines
 
 
 def resource_parts(name: str, run: Run) -> list[str]:

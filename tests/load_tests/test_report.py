@@ -104,3 +104,14 @@ def test_rows_that_last_unlike_the_others_are_told(folder):
     run["levels"][0]["mean_audio_s"] /= 2
     (folder / "slow.json").write_text(json.dumps(run))
     assert "- slow, 1: 3.60 s of audio a request, 7.20 s in other rows" in report(read_runs(folder))
+
+
+def test_word_error_rates_and_storms_are_noted(folder):
+    (folder / "fast_wer.json").write_text(json.dumps({"1": {"wer_percent": 1.234}}))
+    run = json.loads((folder / "slow.json").read_text())
+    row, _ = level(4, 0.1, 0.4, name="4 leavers", scenario="storm", num_left=9, recovered_s=0.5)
+    run["levels"].append(row)
+    (folder / "slow.json").write_text(json.dumps(run))
+    text = report(read_runs(folder))
+    assert "- fast, 1: WER 1.23 %" in text
+    assert "- slow, 4 leavers: 9 left, the server was whole again 0.50 s after it" in text
