@@ -58,6 +58,15 @@ def test_pure_modules_run_without_torch():
     assert result.returncode == 0, result.stderr
 
 
+def test_the_client_runs_without_the_server_s_packages():
+    modules = [f"deployments.client.{path.stem}" for path in (ROOT / "deployments" / "client").glob("[!_]*.py")]
+    assert len(modules) >= 5
+    result = import_without(
+        ["torch", "ray", "fastapi", "starlette", "pydantic", "transformers"], ["deployments.client", *modules]
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("package", ["torch", "ray"])
 def test_blanking_a_package_really_fails_its_importers(package):
     result = import_without([package], [package])
