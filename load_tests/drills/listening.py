@@ -46,11 +46,8 @@ class Heard:
     @property
     def is_refused(self) -> bool:
         """As the API promises to refuse: 503, its code, and when to come back."""
-        return (
-            self.status == 503
-            and self.code == "overloaded"
-            and self.headers.get("retry-after", "0").isdigit()
-        )
+        wait_s = self.headers.get("retry-after", "")
+        return self.status == 503 and self.code == "overloaded" and wait_s.isdigit() and int(wait_s) > 0
 
     def __str__(self) -> str:
         return f"status {self.status} {self.code} {self.error}, {len(self.pcm):,} bytes"
