@@ -245,13 +245,14 @@ async def test_a_sentence_waits_while_a_listener_has_enough_to_hear(open_chain):
 # ---------------------------------------------------------------- cancelling, configuring, leaving
 async def test_cancel_frees_all_at_once_and_the_next_utterance_is_spoken(open_chain):
     async with open_chain(talker=Script(num_frames=3000, seconds_per_item=0.05)) as chain:
-        socket = await configured(chain)
+        socket = await configured(chain, max_new_tokens=3000)
         say(socket)
         socket.send("input.text", text="A third. A fou")
         await socket.wait_for("audio.start")
         socket.send("input.cancel")
         await socket.wait_for("session.done", 2)
         await is_free(chain)
+        assert len(socket.audio()) < len(pcm_of(3000)) / 2
         chain.talker_engine.script.num_frames = 9
         before = len(socket.audio())
         say(socket, "Again.")
@@ -302,7 +303,7 @@ async def test_within_an_utterance_a_config_is_refused_and_the_old_one_stays(ope
 )
 async def test_leaving_frees_everything_whenever_it_happens(open_chain, after, num_frames):
     async with open_chain(talker=Script(num_frames=num_frames, seconds_per_item=0.02)) as chain:
-        socket = await configured(chain)
+        socket = await configured(chain, max_new_tokens=3000)
         say(socket, "Here we go again. " * 8)
         await socket.wait_for(after)
         await socket.leave()
