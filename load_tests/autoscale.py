@@ -18,9 +18,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,7 @@ async def _watching(it: Drill, cluster: FakeCluster) -> AsyncIterator[None]:
         yield
     finally:
         watching.cancel()
+        await asyncio.to_thread(it.look, began, cluster)
 
 
 @asynccontextmanager
@@ -259,38 +261,33 @@ def _line(now: Moment) -> str:
 
 
 def phases_of(timeline: Sequence[Moment]) -> list[dict[str, Any]]:
-    """One row a phase: how long, the most in flight, replicas and nodes from their least to their most."""
+    """One row a phase, from its first moment to the next one's: the most in flight, replicas and nodes as they
+    changed, and what was done in it."""
+    begins = [n for n, now in enumerate(timeline) if not n or now.phase != timeline[n - 1].phase]
     rows = []
-    for name in dict.fromkeys(moment.phase for moment in timeline):
-        own = [moment for moment in timeline if moment.phase == name]
-        ranges = {
-            deployment: _range([moment.replicas[number] for moment in own])
+    for first, last in pairwise([*begins, len(timeline) - 1]):
+        own = timeline[first : last + 1]
+        changes = {
+            deployment: _changes(moment.replicas[number] for moment in own)
             for number, deployment in enumerate(DEPLOYMENTS)
         }
         rows.append(
             {
-                "phase": name,
+                "phase": own[0].phase,
                 "seconds": round(own[-1].second - own[0].second),
-                "most in flight": max(moment.in_flight for moment in own),
-                **ranges,
-                "nodes": _range([moment.nodes for moment in own]),
+                "most in flight": max(moment.in_flight for moment in timeline[first : max(first + 1, last)]),
+                **changes,
+                "nodes": _changes(moment.nodes for moment in own),
                 "done": own[-1].done - own[0].done,
+                "refused": own[-1].refused - own[0].refused,
                 "failed": own[-1].failed - own[0].failed,
             }
         )
     return rows
 
 
-def _range(values: Sequence[int]) -> str:
-    """From the first to the last, by way of whatever goes beyond both."""
-    first, last = values[0], values[-1]
-    extremes = [
-        value for value in (min(values), max(values)) if not min(first, last) <= value <= max(first, last)
-    ]
-    steps = [first, *extremes, last]
-    return " > ".join(
-        str(value) for number, value in enumerate(steps) if not number or value != steps[number - 1]
-    )
+def _changes(values: Iterable[int]) -> str:
+    return " > ".join(str(value) for value, _ in groupby(values))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
