@@ -161,7 +161,7 @@ class FakeCodecEngine(_Threaded):
     def __init__(self, outbox, script=None, samples_per_frame=1920):
         super().__init__(outbox, script or Script())
         self._samples_per_frame = samples_per_frame
-        self.references = []
+        self.references, self.cuts_replayed = [], []
 
     def open(self, request_id, reference=None):
         self._admit(request_id, {"next": 0})
@@ -172,6 +172,7 @@ class FakeCodecEngine(_Threaded):
 
     def replay(self, request_id, codes, cuts=()):
         self._active[request_id]["next"] = len(codes) // (2 * NUM_GROUPS)
+        self.cuts_replayed.append(tuple(cuts))
 
     def _decode(self, state, batch):
         if batch.first_frame != state["next"]:

@@ -2,13 +2,22 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from qwen3tts_core.errors import EngineFault, Overloaded
-from qwen3tts_core.types import AudioChunk, DrawParams, FrameBatch, PrefillPlan, Sampling, SpeechRequest
-from tests.fakes import NUM_GROUPS, Script, fake_codes, until
+from qwen3tts_core.errors import EngineDown, EngineFault, Overloaded
+from qwen3tts_core.types import (
+    AudioChunk,
+    DrawParams,
+    FrameBatch,
+    PrefillPlan,
+    Resume,
+    Sampling,
+    SpeechRequest,
+)
+from tests.fakes import NUM_GROUPS, Script, fake_codes, mortal, until
 
 
 def request(request_id="r1", seed=3, max_frames=10**6):
@@ -119,6 +128,33 @@ async def test_a_fault_in_either_engine_reaches_the_reader_after_the_good_audio(
         assert all(chunk.finish is None for chunk in chunks)
         assert sum(chunk.num_frames for chunk in chunks) <= 12
         await until(lambda: chain.num_held == 0)
+
+
+@pytest.mark.parametrize("num_chunks", range(1, 6))
+async def test_a_chain_that_is_opened_again_goes_on_after_the_frames_it_is_given(open_chain, num_chunks):
+    async with open_chain(talker=Script(num_frames=60)) as chain:
+        whole = await collect(chain.codec.decode(request("first")), AudioChunk)
+        sent = whole[:num_chunks]
+        resume = Resume(b"".join(c.codes for c in sent), tuple(c.num_frames for c in sent))
+        again = replace(request("again"), resume=resume)
+        assert await collect(chain.codec.decode(again), AudioChunk) == whole[num_chunks:]
+        assert chain.codec_engine.cuts_replayed == [()]
+
+
+async def test_where_bytes_count_the_codec_is_told_the_cuts(open_chain):
+    async with open_chain(talker=Script(num_frames=60)) as chain:
+        chain.codec._keeps_bytes = True
+        again = replace(request(), resume=Resume(fake_codes(3, 0, 4).tobytes(), (1, 3)))
+        await collect(chain.codec.decode(again), AudioChunk)
+        assert chain.codec_engine.cuts_replayed == [(1, 3)]
+
+
+async def test_a_dead_talker_is_told_as_such_and_not_in_the_name_of_a_replica(open_chain):
+    """Ray's router would take the name for that of the codec's replica, and stop calling it."""
+    async with open_chain(talker=Script(num_frames=60)) as chain:
+        chain.talker.generate = mortal(chain.talker.generate, 1)
+        with pytest.raises(EngineDown, match="ActorDiedError"):
+            await collect(chain.codec.decode(request()), AudioChunk)
 
 
 async def test_a_talker_that_stops_without_a_word_is_a_fault(open_chain):
