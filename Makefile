@@ -81,7 +81,7 @@ load: install  ## A load on a running server; SCENARIO='closed --url … --out r
 	$(BIN)/python -m load_tests $(SCENARIO)
 
 autoscale: install  ## Watch it grow and shrink on a cluster of claimed nodes and GPUs, on CPU; some minutes
-	$(BIN)/python -m load_tests.autoscale
+	RAY_AUTH_MODE=disabled $(BIN)/python -m load_tests.autoscale
 
 chaos: install  ## Kill, redeploy, overload, stall and leave a server of its own, and count what is lost; SCALE=0.05 is a quick look
 	$(BIN)/python -m load_tests.chaos --scale $(SCALE)

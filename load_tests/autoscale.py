@@ -25,14 +25,6 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-# Read when Ray is first imported, and by what it starts.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-os.environ.setdefault("RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-# Ray's 15 would be the last of a machine that does something else, too.
-os.environ.setdefault("RAY_worker_niceness", "0")
-
 import httpx
 import yaml
 from ray import serve
@@ -48,6 +40,14 @@ CONFIG = Path(__file__).parents[1] / "serve_configs" / "tiny_autoscaling.yaml"
 DEPLOYMENTS = ("Talker", "Codec")
 HEAD = {"CPU": 4, "head": 1}
 WORKER = {"CPU": 4, "GPU": 1}
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # as the Makefile sets it for this process, whose Ray looks when it is imported
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+    "RAY_worker_niceness": "0",  # Ray's 15 would be the last of a machine that does something else, too
+}
+"""For all that this process starts, where there is no other value."""
 PATIENCE_S = 240.0
 """For any one thing to happen: a machine that is busy with something else is no failure."""
 SHORT, LONG = 40, 400
@@ -309,6 +309,8 @@ def main() -> int:
     parser.add_argument("--hold-s", type=float, default=15.0, help="each level, once its replicas are there")
     arguments = parser.parse_args()
     levels, hold_s = ([6], 0.0) if arguments.quick else (arguments.levels, arguments.hold_s)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     began = time.monotonic()
     with FakeCluster(HEAD, {"one_gpu": (WORKER, 4)}, 4) as cluster, serving(cluster) as url:
         say(f"an app without a replica of {' or '.join(DEPLOYMENTS)}, after {time.monotonic() - began:.0f} s")
