@@ -88,6 +88,7 @@ def take_pictures(url, folder):
                 if context is phone:
                     page.locator(".settings").evaluate("it => it.scrollIntoView()")
                 page.screenshot(path=folder / name)
+                print(f"{name}: RTF {page.inner_text('#rtf')}")
 
 
 if __name__ == "__main__":

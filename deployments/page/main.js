@@ -224,6 +224,7 @@ async function copy() {
 // ------------------------------------------------------------ keys
 function askForKey(error) {
   keyForm.hidden = false;
+  byId("more").hidden = true; // what it leads to asks for a key, and a link brings none
   keyInput.value = "";
   if (hasKey()) showAt(keyInput, error.message);
   else keyInput.focus(); // nothing is wrong yet
@@ -237,7 +238,7 @@ keyForm.addEventListener("submit", (event) => {
 });
 
 async function start() {
-  byId("more").hidden = hasKey(); // what it leads to asks for a key, and a link brings none
+  byId("more").hidden = hasKey();
   say("Asking the server what it offers…");
   alert.hidden = true;
   try {

@@ -480,6 +480,7 @@ def test_a_key_is_asked_for_kept_in_the_tab_and_shown_nowhere(browser, tmp_path)
     ):
         page.wait_for_selector("#key-form:not([hidden])")
         assert page.is_hidden("#api-key-error")
+        assert page.is_hidden("#more")  # a link brings no key
         assert focused(page) == "api-key"
         page.keyboard.type("sk-wrong")
         page.keyboard.press("Enter")
