@@ -9,6 +9,7 @@ from deployments.request_metrics import RequestMetrics
 from qwen3tts_core.errors import EngineFault, InvalidRequest, Overloaded, UnknownVoice
 from qwen3tts_core.types import AudioChunk
 from tests.deployments.metrics_kit import Memory
+from tests.fakes import Script, mortal
 
 
 class Clock:
@@ -166,3 +167,16 @@ async def test_the_api_counts_what_it_answers(open_chain):
     }
     assert memory.counters["audio_frames", "tiny"] == len(ok.body) / 3840 > 0
     assert len(memory.observed["chunk_gap_seconds", "tiny"]) == len(ok.parts) - 1 > 0
+
+
+async def test_a_stream_that_outlived_two_engines_counts_two_resumes_and_no_abort(open_chain):
+    memory = Memory()
+    async with open_chain(talker=Script(num_frames=60)) as chain:
+        chain.ingress._parts = chain.ingress._parts._replace(metrics=RequestMetrics(memory, ["tiny"]))
+        chain.codec.decode = mortal(chain.codec.decode, 1, 2)
+        body = b'{"input": "Hello there.", "stream": true, "seed": 3}'
+        call = await chain.call("POST", "/v1/audio/speech", body, content_type="application/json").finish()
+    assert call.is_complete
+    assert memory.counters["resumes", "tiny"] == 2
+    assert memory.counters["audio_frames", "tiny"] == 60
+    assert requests(memory) == {("tiny", "ok", "stop"): 1}
