@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 from deployments.async_memo import AsyncMemo
@@ -23,13 +24,24 @@ from deployments.schemas import SpeechBody
 from deployments.tasks import missing_transcript
 from qwen3tts_core.audio.clip import ReferenceClip
 from qwen3tts_core.audio.voice_store import StoredVoice, VoiceRecord, VoiceStore
-from qwen3tts_core.engine.memo import MemoStats
 from qwen3tts_core.errors import InvalidReferenceAudio, UnknownVoice
 from qwen3tts_core.types import ReferenceVoice
 
 MEMO_BYTES = 32 << 20
 """Room for about 1,500 half-minute voices of the 1.7B checkpoint (20 KB each), in every ingress replica."""
 _READS = 5  # of a stored voice; each beyond the first needs an upload of the name to have come in between
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceLookups:
+    """How voices were found: clips in this replica's memory, awaited with others, or encoded; uploaded voices as
+    they were kept, or, since other weights had encoded them, as clips."""
+
+    num_hits: int
+    num_joined: int
+    num_runs: int
+    stored_hits: int
+    stored_misses: int
 
 
 class ClipEncoder:
@@ -41,10 +53,13 @@ class ClipEncoder:
         self._ask_fingerprint: Ask = bind_ask(handle, "fingerprint")
         self._fingerprint: str | None = None
         self._memo: AsyncMemo[ReferenceVoice] = AsyncMemo(memo_bytes, _size_of)
+        self._stored_hits = self._stored_misses = 0
 
-    def memory(self) -> MemoStats:
-        """How the voices asked for were found."""
-        return self._memo.stats()
+    def lookups(self) -> VoiceLookups:
+        clips = self._memo.stats()
+        return VoiceLookups(
+            clips.num_hits, clips.num_joined, clips.num_runs, self._stored_hits, self._stored_misses
+        )
 
     async def encode_file(self, data: bytes, in_context: bool) -> ReferenceVoice:
         """The voice of an audio file. Raises InvalidReferenceAudio."""
@@ -71,7 +86,10 @@ class ClipEncoder:
         Raises UnknownVoice when it was deleted or replaced meanwhile.
         """
         record = stored.record
-        if record.encoder != await self._own_fingerprint():
+        if record.encoder == await self._own_fingerprint():
+            self._stored_hits += 1
+        else:
+            self._stored_misses += 1
             whole = await self._memo.get(
                 f"clip {record.clip_digest}", lambda: self._voice_of_record(store, record)
             )

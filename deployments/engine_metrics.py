@@ -73,6 +73,13 @@ def memory_table(cache: str) -> Table:
     }
 
 
+VOICES_TABLE: Table = {
+    **memory_table("ingress"),
+    "stored_hits": _lookups("stored", "hit"),
+    "stored_misses": _lookups("stored", "miss"),
+}
+"""By the fields of `VoiceLookups`."""
+
 TALKER_TABLE: Table = {
     "num_running": Series(SLOTS_USED),
     "num_slots": Series(SLOTS),

@@ -32,7 +32,7 @@ from deployments.cluster_metrics import MEDIA_TYPE as METRICS_TYPE
 from deployments.cluster_metrics import ClusterMetrics, NoMetrics
 from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.edge import Edge, request_id_of
-from deployments.engine_metrics import memory_table, start_publishing
+from deployments.engine_metrics import VOICES_TABLE, start_publishing
 from deployments.exported import RaySink
 from deployments.frontend import Frontend
 from deployments.handles import Transport, bind_ask, bind_stream, bind_tell
@@ -191,7 +191,7 @@ class Ingress:
         check_no_upload_is_hidden(self._aliases, [record.name for record in store.records()])
         self._voices = NamedVoices(store, next(iter(encoders.values())), settings.fetch.max_bytes)
         for encoder in encoders.values():
-            start_publishing(encoder.memory, memory_table("ingress"), self._sink)
+            start_publishing(encoder.lookups, VOICES_TABLE, self._sink)
         return {name: VoiceCloner(encoder, fetcher, store) for name, encoder in encoders.items()}
 
     def __serve_build_asgi_app__(self) -> FastAPI:

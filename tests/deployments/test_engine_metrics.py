@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from deployments import engine_metrics
+from deployments.clone import VoiceLookups
 from deployments.engine_metrics import EnginePublisher, Series, memory_table, start_publishing
 from deployments.exported import Metric
 from qwen3tts_core.engine.memo import MemoStats
@@ -84,6 +85,10 @@ def test_a_tally_becomes_observations_in_the_same_buckets(memory):
 def test_every_stat_that_is_published_exists(table, module, name):
     stats = getattr(pytest.importorskip(f"qwen3tts_core.engine.{module}"), name)
     assert set(table) <= {known.name for known in dataclasses.fields(stats)}
+
+
+def test_every_lookup_of_a_voice_is_published():
+    assert set(engine_metrics.VOICES_TABLE) == {known.name for known in dataclasses.fields(VoiceLookups)}
 
 
 async def test_publishing_goes_on_after_a_second_that_failed(memory, caplog):
