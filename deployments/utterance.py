@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 RESUME_TIMEOUT_S = 60.0
 """How long a broken stream waits for engines that take it over: about what a new replica needs on a GPU."""
 _RETRY_S = 0.25
+_LONGEST_WAIT_S = 1.0
+_MOST_DEATHS = 30
+"""Of one utterance's engines, each after some audio of it: then it is taken for what kills them."""
 _REFUSALS = (Overloaded, BackPressureError, DeploymentUnavailableError)
 
 
@@ -66,7 +69,7 @@ class Utterance:
         self._stream: ItemStream | None = None
         self._running_id = ""
         self._opening: asyncio.Task[AudioChunk] | None = None
-        self._num_attempts = 0
+        self._num_attempts = self._num_deaths = 0
         self._codes: list[bytes] = []
         self._cuts: list[int] = []
         self._num_frames = 0
@@ -109,30 +112,32 @@ class Utterance:
         """The next chunk; of another chain if this one is refused for a while, or dies."""
         clock = asyncio.get_running_loop().time
         death: BaseException | None = None
-        deadline = clock() + (0.0 if self._num_frames else self._patience_s)
+        deadline, retry_s = clock() + (0.0 if self._num_frames else self._patience_s), _RETRY_S
         while True:
             limit = asyncio.timeout_at(None if death is None else deadline)
             try:
                 async with limit:
                     return AudioChunk.from_bytes(await self._next_item())
             except Exception as error:
-                cause, wait_s = root_cause(error), _RETRY_S
+                cause, wait_s = root_cause(error), retry_s
                 if death is not None and limit.expired():
                     raise self._lost(death) from death
                 if is_death(cause):
                     if death is None:
                         deadline = clock() + self._chains.resume_timeout_s
                         wait_s = 0.0  # other replicas may be alive
+                        self._num_deaths += 1
                     death = cause
                 elif not isinstance(cause, _REFUSALS):
                     raise
-                if clock() + wait_s >= deadline:
+                if clock() + wait_s >= deadline or self._num_deaths > _MOST_DEATHS:
                     if death is None:
                         raise
                     raise self._lost(death) from death
             self._close()
             if wait_s:
                 await asyncio.sleep(wait_s)
+                retry_s = min(1.5 * retry_s, _LONGEST_WAIT_S)
             else:
                 self._tell(death)
 

@@ -220,6 +220,14 @@ async def test_zero_seconds_cut_at_once():
     assert len(engines.requests) == 1
 
 
+async def test_an_utterance_that_kills_whoever_speaks_it_is_given_up(monkeypatch):
+    monkeypatch.setattr(utterance, "_MOST_DEATHS", 3)
+    engines = Engines(*[(1, ActorDiedError())] * 100)
+    with pytest.raises(StreamLost):
+        await speak(engines)
+    assert len(engines.requests) == 4
+
+
 @pytest.mark.parametrize("num_chunks", [0, 2])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 async def test_a_requests_own_error_is_its_own(fault, num_chunks):
