@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deployments.clone import VoiceLookups
 from deployments.reference_fetch import FetchPolicy
 from tests.clips import as_base64, form, wav_clip
 from tests.deployments.conftest import GOLDEN, TINY
@@ -145,6 +146,12 @@ async def test_other_weights_encode_a_stored_clip_again_and_once(open_base):
         assert voices[0].x_vector.startswith(b"weights-2 ")
         assert x_vector.x_vector == by_clip.x_vector
         assert chain.encoder_handles["base"].calls.count("encode") == 2  # the stored one, and by_clip's file
+        lookups = chain.ingress._models.default.cloner._encoder.lookups()
+        assert lookups == VoiceLookups(num_hits=3, num_joined=0, num_runs=2, stored_hits=0, stored_misses=4)
+    async with open_base() as chain:
+        await spoken_with(chain, voice="ada")
+        lookups = chain.ingress._models.default.cloner._encoder.lookups()
+        assert lookups == VoiceLookups(0, 0, 0, stored_hits=1, stored_misses=0)
 
 
 async def test_a_voice_replaced_while_it_is_read_speaks_with_the_new_clip(open_base, monkeypatch):
