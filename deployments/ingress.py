@@ -150,6 +150,9 @@ class Ingress:
                     cloners.get(model.encoder),
                     model.aliases,
                     model.sleepers,
+                    tuple(
+                        name for name in model.sleepers if name != model.encoder
+                    ),  # it is called first anyway
                 )
                 for model, frontend, roll_call in zip(
                     settings.models, frontends, self._roll_calls, strict=True

@@ -16,13 +16,14 @@ _LONGEST_ECHO = 256
 
 class ServedModel(NamedTuple):
     """aliases: other names of the same published checkpoint. cloner: on Base checkpoints.
-    sleepers: names of its deployments that may have no replica."""
+    sleepers: names of its deployments that may have no replica. wakes: those of them that every request needs."""
 
     frontend: Frontend
     chains: Chains
     cloner: VoiceCloner | None = None
     aliases: tuple[str, ...] = ()
     sleepers: tuple[str, ...] = ()
+    wakes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

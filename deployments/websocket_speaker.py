@@ -249,7 +249,7 @@ class Speaker:
         """Its name and sample rate. Everything that could be wrong with a config is found here, before its text."""
         body = self._parts.voice_aliases.apply(voice.body)
         voice.model = model = self._parts.models.find(body.model)
-        self._parts.sleepers.wake(model.sleepers)
+        self._parts.sleepers.wake(model.wakes)
         if model.cloner is not None:
             with fields_as_sent(body):
                 model.frontend.check(body)

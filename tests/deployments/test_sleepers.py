@@ -10,6 +10,7 @@ from ray.serve.schema import DeploymentStatus, ReplicaState
 from deployments.deadline import FirstAudioDeadline
 from deployments.sleepers import Sleepers
 from qwen3tts_core.errors import EngineFault, FirstAudioTimeout
+from tests.clips import as_base64, wav_clip
 from tests.fakes import Script, until
 
 ASLEEP, AWAKE = 0, 1
@@ -167,8 +168,8 @@ async def test_what_was_waited_before_counts_when_it_is_put_off():
 
 
 # ---------------------------------------------------------------- through the API
-async def speak(chain):
-    body = json.dumps({"input": "Hello there."}).encode()
+async def speak(chain, **fields):
+    body = json.dumps({"input": "Hello there.", **fields}).encode()
     return await chain.call("POST", "/v1/audio/speech", body, content_type="application/json").finish()
 
 
@@ -199,3 +200,16 @@ async def test_health_of_a_sleeping_app_is_good_and_wakes_nobody(open_chain):
         await until(lambda: not chain.ingress._readiness.problems())
         assert (await chain.call("GET", "/health").finish()).status == 200
         assert "ready" not in chain.talker_handle.calls
+
+
+async def test_a_voice_that_is_remembered_does_not_wake_its_encoder(open_base):
+    clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
+    async with open_base(sleepers=("Talker", "Encoder-base")) as chain:
+        sleepers = chain.ingress._sleepers
+        sleepers._ask_serve = Serve(**{"Talker": AWAKE, "Encoder-base": ASLEEP}).ask
+        await sleepers.look()
+        (encoder,) = chain.encoder_handles.values()
+        assert (await speak(chain, **clone)).status == 200
+        assert encoder.calls == ["encode"], "called, so that it wakes by that"
+        assert (await speak(chain, **clone)).status == 200
+        assert encoder.calls == ["encode"]
