@@ -12,6 +12,32 @@ from tests.fakes import FakeReferenceEncoder
 MODELS = {"tiny": TINY, "tiny-design": str(GOLDEN / "voice_design"), "tiny-base": str(GOLDEN / "base")}
 
 
+class CancelsWhoLeaves:
+    """ASGI middleware that does what Serve does, and bare uvicorn doesn't: a client that leaves a request cancels it."""
+
+    def __init__(self, app):
+        self._app = app
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        messages = asyncio.Queue()
+        task = asyncio.current_task()
+
+        async def listen():
+            while (message := await receive())["type"] != "http.disconnect":
+                messages.put_nowait(message)
+            task.cancel()
+
+        listening = asyncio.create_task(listen())
+        try:
+            with suppress(asyncio.CancelledError):
+                await self._app(scope, messages.get, send)
+        finally:
+            listening.cancel()
+
+
 @pytest.fixture
 def serving(open_chain):
     """A chain of three models, and `url`, where it listens."""
@@ -21,7 +47,11 @@ def serving(open_chain):
         encoders = {"tiny-base": FakeReferenceEncoder()}
         async with open_chain(models=MODELS, encoders=encoders, **others) as chain:
             config = uvicorn.Config(
-                chain.app, port=0, lifespan="off", log_level="warning", ws="websockets-sansio"
+                CancelsWhoLeaves(chain.app),
+                port=0,
+                lifespan="off",
+                log_level="warning",
+                ws="websockets-sansio",
             )
             server = uvicorn.Server(config)
             task = asyncio.create_task(server._serve())  # `serve` would take the process's signals

@@ -22,7 +22,7 @@ from tests.outside_decoder import decode
 
 ROOT = Path(__file__).parents[3]
 HELLO = ("say", "Hello there.", "--seed", "7")
-SLOW = Script(num_frames=3000, seconds_per_item=0.03)
+SLOW = Script(num_frames=3000, seconds_per_item=0.2)  # 24 s of work, if nobody leaves
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ async def test_stdout_takes_a_wav_or_bare_samples_as_they_come(serving, run):
 
 async def test_first_bytes_are_there_before_the_last_are_made(serving, start):
     async with serving(talker=SLOW) as chain:
-        process = await start(chain, *HELLO, "-f", "pcm", "-o", "-")
+        process = await start(chain, *HELLO, "--max-new-tokens", "3000", "-f", "pcm", "-o", "-")
         first = await process.stdout.readexactly(4 * 3840)
         assert chain.num_held > 0
         process.stdout._transport.close()  # as `| head` does
@@ -247,7 +247,7 @@ async def test_speech_that_fails_on_the_way_leaves_no_file(serving, run, tmp_pat
 @pytest.mark.parametrize("live", [False, True], ids=["events", "session"])
 async def test_ctrl_c_ends_it_and_what_the_server_does_for_it(serving, start, tmp_path, recorder, live):
     async with serving(talker=SLOW) as chain:
-        text = ["--live"] if live else ["Hello there. " * 10]
+        text = ["--max-new-tokens", "3000", "--live" if live else "Hello there. " * 10]
         process = await start(chain, "say", *text, "--play", "--player", recorder, "-o", "x.wav")
         if live:
             process.stdin.write(b"Hello there. How")

@@ -24,7 +24,7 @@ from tests.deployments.test_websocket import pcm_of
 from tests.fakes import Script, until
 
 FIELDS = {"response_format": "pcm", "seed": 7}
-SLOW = Script(num_frames=3000, seconds_per_item=0.03)
+SLOW = Script(num_frames=3000, seconds_per_item=0.2)  # 24 s of work, if nobody leaves
 
 
 class Both:
@@ -115,7 +115,10 @@ async def test_a_whole_answer_is_a_file(serving, both, tmp_path):
 async def test_leaving_early_frees_everything(serving, both, verb):
     async with serving(talker=SLOW) as chain:
         client = both(chain.url)
-        assert len(await client.ask(verb, "Hello there. How are you?", take=2, **FIELDS)) == 2
+        assert (
+            len(await client.ask(verb, "Hello there. How are you?", take=2, max_new_tokens=3000, **FIELDS))
+            == 2
+        )
         await client.close()
         await until(lambda: chain.num_held == 0, 10)
 
