@@ -80,6 +80,7 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
             "engine": target.engine,
             "model": target.model,
             "ready_s": served.ready_s,
+            "ray_s": served.ray_s,
             "config": config,
             "mps": arguments.mps,
             "fast": arguments.fast,

@@ -25,6 +25,8 @@ from load_tests.run import say
 _SAY_AGAIN_AFTER_S = 10.0
 _ENDINGS = ((signal.SIGINT, 90.0), (signal.SIGTERM, 20.0))
 _LAST_LINES = 15
+_RAY_IS_UP = b"Submitted deploy config"
+"""What `serve run` of Ray 2.60 says when it has handed over the app."""
 
 
 def changed_config(config: Path, changes: Mapping[str, Any], http: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +51,10 @@ def changed_config(config: Path, changes: Mapping[str, Any], http: Mapping[str, 
 
 
 class ServedConfig:
-    """Starts with `with`, is ready when that returns, ends with it. ready_s: how long that took."""
+    """Starts with `with`, is ready when that returns, ends with it.
+
+    ready_s: how long that took. ray_s: of that, until Ray and Serve were up and the app was handed over to them.
+    """
 
     def __init__(
         self, content: Mapping[str, Any], folder: Path, *, fast: bool, env: Mapping[str, str]
@@ -62,6 +67,7 @@ class ServedConfig:
         self._env = {**os.environ, **env}
         self.address: Address = read_address(self._config)
         self.ready_s = 0.0
+        self.ray_s: float | None = None
 
     @property
     def pid(self) -> int:
@@ -97,6 +103,8 @@ class ServedConfig:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server did not start:\n{self.last_lines()}")
             now = time.monotonic()
+            if self.ray_s is None and _RAY_IS_UP in self._log.read_bytes():
+                self.ray_s = now - began
             if now - said >= _SAY_AGAIN_AFTER_S:
                 said = now
                 say(f"still starting after {now - began:.0f} s: {self.last_lines(1)[:160]}")

@@ -6,7 +6,7 @@ from load_tests.adapters import BYTES_PER_FRAME
 from load_tests.aims import AIMS
 from load_tests.measurement import over_repeats, summarise
 from load_tests.records import SpeechRecord
-from load_tests.report import main, read_runs, report
+from load_tests.report import main, read_runs, report, start_line
 
 
 def level(concurrency, ttfa_s, total_s, frames=90, name=None, **fields):
@@ -115,3 +115,10 @@ def test_word_error_rates_and_storms_are_noted(folder):
     text = report(read_runs(folder))
     assert "- fast, 1: WER 1.23 %" in text
     assert "- slow, 4 leavers: 9 left, the server was whole again 0.50 s after it" in text
+
+
+def test_a_start_is_told_with_the_part_that_is_not_ours():
+    assert start_line({"ready_s": 31.26, "ray_s": 8.04}).startswith(
+        "From start to ready: 31.3 s, of them 8.0 s for Ray"
+    )
+    assert start_line({"levels": []}) == ""
