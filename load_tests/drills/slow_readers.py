@@ -21,7 +21,7 @@ from load_tests.drills.report import DrillResult, drilling, say
 from load_tests.drills.server import App, DrillServer
 from load_tests.drills.sockets import RawClient, request_bytes
 
-READER_TIMEOUT_S, READER_AHEAD_S = 10.0, 5.0
+READER_TIMEOUT_S, READER_AHEAD_S = 30.0, 5.0
 APP_ARGS = {"reader_timeout_s": READER_TIMEOUT_S, "reader_ahead_s": READER_AHEAD_S}
 _OTHERS = [body(seed, 40) for seed in range(4)]
 _LONG_TEXT = (
@@ -32,8 +32,14 @@ _BOUND_BYTES = 24 << 20
 """For one reader: what the kernel holds (4 MiB), what is in Serve's queues (2), ahead (1), and the piece in hand (5),
 each perhaps twice, on its way from one process to the next."""
 _SLACK_BYTES = 64 << 20  # Python's allocators, and what the other streams need
-_MORE_THAN_OURS = 1 << 18  # of a receive buffer of 4 KiB
-_PAUSED_FOR_S = READER_TIMEOUT_S + 4.0  # longer than who reads nothing is served
+_SLOW_BUFFER_BYTES, _STILL_BUFFER_BYTES = (
+    1 << 16,
+    1 << 12,
+)  # smaller ones keep even a willing reader waiting, for
+# the kernel's timers: the window that they offer is less than a segment of the loopback
+_MORE_THAN_OURS = 1 << 18
+_PAUSED_FOR_S = 12.0
+_NOTICED_WITHIN_S = 5.0
 _PAUSES_WITHIN_S = 240.0  # generous: the engines must first have made all that may wait
 
 
@@ -44,18 +50,16 @@ async def slow_readers(server: DrillServer, app: App, *, count: int, num_others:
             whole = await references(client, _OTHERS)
             alone = await _others(client, num_others // 2, whole, result)
             before = _memory(server)
-            readers = [
-                await stack.enter_async_context(RawClient(app.url, receive_buffer=4096)) for _ in range(count)
-            ]
-            await asyncio.gather(
-                *(_begin(app, reader, 100 + number) for number, reader in enumerate(readers))
-            )
-            slow, still = readers[: count // 2], readers[count // 2 :]
+            slow = await _connect(app, stack, count // 2, _SLOW_BUFFER_BYTES)
+            still = await _connect(app, stack, count // 2, _STILL_BUFFER_BYTES)
+            readers = enumerate([*slow, *still], start=100)
+            await asyncio.gather(*(_begin(app, reader, seed) for seed, reader in readers))
             is_over = asyncio.Event()
             trickling = [asyncio.create_task(_trickle(reader, is_over)) for reader in slow]
             beside = await _others(client, num_others, whole, result)
             num_frames = await _frames_at_pause(app)
             grown = max(0, _memory(server) - before)
+            await asyncio.sleep(READER_TIMEOUT_S + _NOTICED_WITHIN_S)
             dropped = await asyncio.gather(*(_was_dropped(reader) for reader in still))
             is_over.set()
             num_trickled = await asyncio.gather(*trickling)
@@ -81,6 +85,10 @@ async def slow_readers(server: DrillServer, app: App, *, count: int, num_others:
     return result
 
 
+async def _connect(app: App, stack: AsyncExitStack, count: int, receive_buffer: int) -> list[RawClient]:
+    return [await stack.enter_async_context(RawClient(app.url, receive_buffer)) for _ in range(count)]
+
+
 async def _begin(app: App, reader: RawClient, seed: int) -> None:
     """Ask for a very long speech, and hear its header."""
     text: Mapping[str, Any] = body(
@@ -103,17 +111,17 @@ async def _others(
 
 
 async def _trickle(reader: RawClient, is_over: asyncio.Event) -> int:
-    """Bytes taken until then, some tens of kilobytes a second; 0 when the server closed."""
+    """Bytes taken until then, 10 KB a second, a tenth of what listening takes; 0 when the server closed."""
     taken = 0
     while not is_over.is_set():
         try:
-            part = await reader.receive(4096)
+            part = await reader.receive(2048)
         except ConnectionError:
             part = b""
         if not part:
             return 0
         taken += len(part)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     return taken
 
 
@@ -136,7 +144,7 @@ async def _was_dropped(reader: RawClient) -> bool:
     """Whether its connection has been cut: then there is no more than what this side's kernel holds."""
     taken = 0
     try:
-        async with asyncio.timeout(2 * READER_TIMEOUT_S):
+        async with asyncio.timeout(_NOTICED_WITHIN_S):
             while taken < _MORE_THAN_OURS:
                 part = await reader.receive()
                 if not part:
