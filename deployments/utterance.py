@@ -30,6 +30,7 @@ RESUME_TIMEOUT_S = 60.0
 """How long a broken stream waits for engines that take it over: about what a new replica needs on a GPU."""
 _RETRY_S = 0.25
 _LONGEST_WAIT_S = 1.0
+_LONGEST_WORDS = 200
 _MOST_DEATHS = 30
 """Of one utterance's engines, each after some audio of it: then it is taken for what kills them."""
 _REFUSALS = (Overloaded, BackPressureError, DeploymentUnavailableError)
@@ -110,36 +111,16 @@ class Utterance:
     # ------------------------------------------------------------ chains
     async def _receive(self) -> AudioChunk:
         """The next chunk; of another chain if this one is refused for a while, or dies."""
-        clock = asyncio.get_running_loop().time
-        death: BaseException | None = None
-        deadline, retry_s = clock() + (0.0 if self._num_frames else self._patience_s), _RETRY_S
+        patience_s = 0.0 if self._num_frames else self._patience_s
+        trial = _Trial(patience_s, self._chains.resume_timeout_s, self._died)
         while True:
-            limit = asyncio.timeout_at(None if death is None else deadline)
             try:
-                async with limit:
+                async with trial.limit():
                     return AudioChunk.from_bytes(await self._next_item())
-            except Exception as error:
-                cause, wait_s = root_cause(error), retry_s
-                if death is not None and limit.expired():
-                    raise self._lost(death) from death
-                if is_death(cause):
-                    if death is None:
-                        deadline = clock() + self._chains.resume_timeout_s
-                        wait_s = 0.0  # other replicas may be alive
-                        self._num_deaths += 1
-                    death = cause
-                elif not isinstance(cause, _REFUSALS):
-                    raise
-                if clock() + wait_s >= deadline or self._num_deaths > _MOST_DEATHS:
-                    if death is None:
-                        raise
-                    raise self._lost(death) from death
+            except Exception as error:  # noqa: BLE001 - raised again by whoever knows what may be tried again
+                wait_s = trial.wait_after(error)
             self._close()
-            if wait_s:
-                await asyncio.sleep(wait_s)
-                retry_s = min(1.5 * retry_s, _LONGEST_WAIT_S)
-            else:
-                self._tell(death)
+            await asyncio.sleep(wait_s)
 
     async def _next_item(self) -> bytes:
         stream = self._stream or self._open()
@@ -167,8 +148,13 @@ class Utterance:
             self._stream = None
             self._chains.roll_call.give_up(self._running_id)
 
-    def _tell(self, death: BaseException | None) -> None:
-        assert death is not None, "told once, at the first"
+    def _died(self, death: BaseException) -> None:
+        """Others are to go on, unless it is this utterance that kills them."""
+        self._num_deaths += 1
+        if self._num_deaths > _MOST_DEATHS:
+            raise StreamLost(
+                f"{self._num_deaths} engines died of it", self._chains.resume_timeout_s
+            ) from death
         logger.warning(
             "request %s: %s after %d frames; going on with other engines",
             self._request.request_id,
@@ -177,6 +163,42 @@ class Utterance:
         )
         self._on_death(death)
 
-    def _lost(self, death: BaseException) -> StreamLost:
-        words = " ".join(str(death).split())[:200]
-        return StreamLost(f"{type(death).__name__} ({words})", self._chains.resume_timeout_s)
+
+class _Trial:
+    """How long one chunk is tried for: while it is refused, for `patience_s`; from a death on, `resume_timeout_s`."""
+
+    def __init__(self, patience_s: float, resume_timeout_s: float, on_death: OnDeath) -> None:
+        """on_death: called with the first."""
+        self._clock = asyncio.get_running_loop().time
+        self._deadline = self._clock() + patience_s
+        self._resume_timeout_s, self._on_death = resume_timeout_s, on_death
+        self._death: BaseException | None = None
+        self._retry_s = _RETRY_S
+
+    def limit(self) -> asyncio.Timeout:
+        """Around an attempt. A chain that lives has all the time it wants; one after a death, until the deadline."""
+        self._limit = asyncio.timeout_at(None if self._death is None else self._deadline)
+        return self._limit
+
+    def wait_after(self, error: Exception) -> float:
+        """Seconds until the next attempt. Raises the error, or StreamLost, if there is to be none."""
+        cause, wait_s = root_cause(error), self._retry_s
+        if self._limit.expired():
+            raise self._lost()
+        if not is_death(cause):
+            if not isinstance(cause, _REFUSALS):
+                raise error
+        elif self._death is None:
+            self._death, self._deadline = cause, self._clock() + self._resume_timeout_s
+            wait_s = 0.0  # other replicas may be alive
+        if self._clock() + wait_s >= self._deadline:
+            raise error if self._death is None else self._lost()
+        if wait_s:
+            self._retry_s = min(1.5 * self._retry_s, _LONGEST_WAIT_S)
+        else:
+            self._on_death(cause)
+        return wait_s
+
+    def _lost(self) -> StreamLost:
+        words = " ".join(str(self._death).split())[:_LONGEST_WORDS]
+        return StreamLost(f"{type(self._death).__name__} ({words})", self._resume_timeout_s)

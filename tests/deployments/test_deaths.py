@@ -9,6 +9,7 @@ from tests.fakes import AsgiSocket, Script, fake_codes, fake_pcm, mortal, until
 
 NUM_FRAMES = 60
 CHUNKS = [1, 3, 8, 16, 25, 7]
+SLOW = Script(num_frames=NUM_FRAMES, seconds_per_item=0.05)  # what came before a death is decoded by then
 LONG = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
 
 
@@ -114,7 +115,7 @@ async def test_a_socket_goes_on_speaking(open_chain, kill):
 
 
 async def test_the_log_says_how_often(open_chain, kill, caplog):
-    async with open_chain(talker=Script(num_frames=NUM_FRAMES)) as chain:
+    async with open_chain(talker=SLOW) as chain:
         kill(chain, 2, 1)
         await speak(chain, stream=True).finish()
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("request {")]
@@ -123,7 +124,6 @@ async def test_the_log_says_how_often(open_chain, kill, caplog):
 
 # ---------------------------------------------------------------- with nobody
 FOREVER = [2, *[0] * 10_000]
-SLOW = Script(num_frames=NUM_FRAMES, seconds_per_item=0.05)  # what came before a death is decoded by then
 
 
 async def test_without_anybody_in_time_a_raw_stream_is_cut(open_chain, kill):
