@@ -22,7 +22,7 @@ from typing import Any
 
 import ray
 
-from load_tests.drills.processes import descendants, end_all
+from load_tests.drills.processes import ProcessId, descendants, end_all
 
 Resources = Mapping[str, float]
 
@@ -156,10 +156,15 @@ class FakeCluster:
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _orphans(self) -> list[ProcessId]:
+        """Of nodes that Ray gave up while they started: they name this cluster's folder, and nobody ends them."""
+        folder = str(self._folder).encode()
+        return [process for process in descendants(1) if folder in _command_of(process.pid)]
+
     def _end_ray(self) -> None:
         if self._starter is None:
             return
-        ours = descendants(self._starter.pid)
+        ours = [*descendants(self._starter.pid), *self._orphans()]
         self._starter.terminate()
         try:
             self._starter.wait(30)
@@ -168,6 +173,13 @@ class FakeCluster:
             self._starter.wait()
         end_all(ours)
         self._starter = None
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def free_port() -> int:
