@@ -1,4 +1,7 @@
-"""Streams whose consumer has vanished are freed: those given up at once, those that nobody names in time."""
+"""Streams whose consumer has vanished are freed: those given up at once, those that nobody names in time.
+
+Rows 29 and 30 of the list of known faults.
+"""
 
 import asyncio
 import json
@@ -10,7 +13,7 @@ from deployments.leases import Leases
 from deployments.roll_call import RollCall
 from qwen3tts_core.errors import StreamCancelled
 from qwen3tts_core.types import AudioChunk, FrameBatch, PrefillPlan, Sampling, SpeechRequest
-from tests.fakes import Script, until
+from tests.fakes import FakeStream, Script, until
 
 ENDLESS = Script(num_frames=20_000, seconds_per_item=0.01)
 
@@ -173,6 +176,18 @@ async def test_a_client_that_leaves_is_told_to_the_engines(open_chain):
         await until(lambda: len(told) == 2)
         assert {given_up for _, given_up in told} == {(chain.talker_engine.requests[0].request_id,)}
         await until(lambda: chain.num_held == 0)
+
+
+async def test_clients_leave_and_every_cancellation_is_lost(open_chain, monkeypatch):
+    """Row 30: nothing is left a moment later, though Ray has told nobody."""
+    monkeypatch.setattr(FakeStream, "cancel", lambda self: None)
+    async with open_chain(talker=Script(num_frames=190, seconds_per_item=0.02)) as chain:  # 13 s by itself
+        calls = [speak(chain, stream=True) for _ in range(60)]
+        await until(lambda: chain.num_held == 120, timeout_s=20)
+        for number, call in enumerate(calls):
+            await asyncio.sleep(0.003 * (number % 3))
+            await call.leave()
+        await until(lambda: chain.num_held == 0, timeout_s=5)
 
 
 async def test_a_whole_stream_is_given_up_by_nobody(open_chain):
