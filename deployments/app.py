@@ -80,6 +80,7 @@ def _bind_talker(model: PlannedModel, args: AppArgs) -> Application:
         own.talker_dtype,
         model.seconds_per_frame,
         args.stream_lease_s,
+        own.talker_weight_dtype,
     )
     return _deploy(Talker, model.talker, own.num_admitted, own.autoscaling.talker).bind(settings)
 

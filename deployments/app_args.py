@@ -33,7 +33,7 @@ from deployments.strict_args import StrictArgs
 from deployments.utterance import RESUME_TIMEOUT_S
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.audio.voice_store import DEFAULT_MAX_VOICES
-from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
+from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig, WeightDtype
 from qwen3tts_core.model.checkpoint import CHECKPOINTS
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.text.sentences import LongText
@@ -70,6 +70,7 @@ class ModelArgs(StrictArgs):
     checkpoint: Checkpoint
     model_name: str = ""
     talker_dtype: Dtype = "auto"
+    talker_weight_dtype: WeightDtype = "auto"
     codec_dtype: CodecDtype = "auto"
     chunk_ramp: ChunkRamp = ChunkRamp()
     talker: TalkerEngineConfig = TalkerEngineConfig()

@@ -21,7 +21,7 @@ from deployments.leases import LEASE_S, Leases
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, StreamLoad
 from deployments.tracing import traced_stream
-from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.config import TalkerEngineConfig, WeightDtype
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
 from qwen3tts_core.errors import StreamCancelled
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -44,6 +44,7 @@ class TalkerSettings:
     dtype: str
     seconds_per_frame: float = SECONDS_PER_FRAME
     lease_s: float = LEASE_S
+    weight_dtype: WeightDtype = "auto"
 
 
 class TalkerEngineLike(Protocol):
@@ -79,6 +80,7 @@ def open_engine(settings: TalkerSettings, outbox: Outbox[FrameBatch]) -> TalkerE
         outbox=outbox,
         device=settings.device,
         dtype=settings.dtype,
+        weight_dtype=settings.weight_dtype,
     )
 
 

@@ -1,12 +1,14 @@
 """The Talker engine alone on one GPU: ms per frame, host time, prefill, start.
 
     python -m load_tests.bench_talker --checkpoint DIR [--batches 1,8,32,64,128] [--no-plain]
+        [--weight-dtype float8_e4m3] [--prefill-attention flashinfer] [--decode-attention flashinfer]
 
 Question: how near is a captured frame to reading the weights once, and does the host keep out of the
 way? Per batch size: the captured step replayed back to back (events on the device), the whole engine
 loop on its thread (wall and CPU time a step), and, in the same run, the same model in plain PyTorch
 modules inside a graph. The memory floor is the bytes a frame must read over the copy bandwidth measured
-here. Random weights do: the EOS row never wins, so the frame limit sets the lengths.
+here. With --weight-dtype also what it does to the logits: frames forced on the model, in that dtype and in
+bfloat16, beside float32; and no plain modules, which read no float8. Random weights do: the EOS row never wins, so the frame limit sets the lengths.
 The last line of stdout is one JSON object.
 """
 
@@ -25,11 +27,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from load_tests.logit_error import errors, forced_logits
 from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
 from qwen3tts_core.engine.scheduler import Scheduler
 from qwen3tts_core.engine.talker_engine import TalkerEngine
 from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.model.talker import Talker, open_talker
+from qwen3tts_core.ops.interface import Ops
 from qwen3tts_core.ops.reference import ReferenceOps
 from qwen3tts_core.ops.select import Backend, select_backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -152,6 +156,34 @@ def plain_runner(talker: Talker, config: TalkerEngineConfig, backend: Backend) -
     return TalkerRunner(plain, small, replace(backend, ops=plain.ops))
 
 
+def logit_errors(folder: Path, checkpoint: CheckpointConfig, talker: Talker, name: str) -> dict:
+    """Of `talker` and of the same checkpoint in bfloat16, against plain modules in float32 on this GPU."""
+    plan = make_request("forced", 1, 0).plan
+    vocab = checkpoint.code_predictor.codebook_size
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, vocab, (24, checkpoint.talker.num_code_groups), generator=generator)
+
+    def logits(model: Talker):
+        on_device = codes.to(model.device)
+        rows = torch.cat([model.prompt_rows(plan), model.frame_rows(plan, on_device)])
+        return forced_logits(model, rows, on_device)
+
+    def opened(ops: Ops, dtype: torch.dtype) -> Talker:
+        return open_talker(folder, checkpoint, num_positions=256, ops=ops, device=talker.device, dtype=dtype)
+
+    with torch.inference_mode():
+        ours = {name: logits(talker), "bfloat16": logits(opened(talker.ops, torch.bfloat16))}
+        exact = logits(opened(ReferenceOps(), torch.float32))
+    found = {dtype: errors(made, exact) for dtype, made in ours.items()}
+    for dtype, groups in found.items():
+        for group, error in groups.items():
+            print(
+                f"logits of {group:5s} in {dtype:12s} rms {error['rms']:.2%}, worst {error['worst']:.2%} of the scale"
+                f", same code where float32 is sure: {error['agreement']:.2%}"
+            )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -160,6 +192,9 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,32,64,128")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--weight-dtype", default="auto", choices=["auto", "float8_e4m3"])
+    parser.add_argument("--prefill-attention", default="own", choices=["own", "flashinfer"])
+    parser.add_argument("--decode-attention", default="own", choices=["own", "flashinfer"])
     parser.add_argument("--no-plain", action="store_true", help="skip the plain-modules baseline")
     args = parser.parse_args()
     batches = [int(b) for b in args.batches.split(",")]
@@ -170,15 +205,19 @@ def main() -> None:
     torch.cuda.empty_cache()
     start = time.perf_counter()
     checkpoint = CheckpointConfig.from_checkpoint(args.checkpoint)
-    backend = select_backend("cuda")
+    attention = {"prefill_attention": args.prefill_attention, "decode_attention": args.decode_attention}
+    backend = select_backend("cuda", **attention)
     talker = open_talker(
         args.checkpoint, checkpoint, num_positions=1024, ops=backend.ops, device=backend.device,
-        dtype=getattr(torch, args.dtype),
+        dtype=getattr(torch, args.dtype), weight_dtype=args.weight_dtype,
     )  # fmt: skip
     torch.cuda.synchronize()
     load_s = time.perf_counter() - start
     config = TalkerEngineConfig(
-        num_slots=max(batches), max_positions=1024, prefill_buckets=(32, 64, 128, 256, 512, 1024)
+        num_slots=max(batches),
+        max_positions=1024,
+        prefill_buckets=(32, 64, 128, 256, 512, 1024),
+        **attention,
     )
     runner = TalkerRunner(talker, config, backend)
     runner.warm_up()
@@ -205,7 +244,7 @@ def main() -> None:
     prefill = prefill_ms(runner)
     del runner
     torch.cuda.empty_cache()
-    if not args.no_plain:
+    if not args.no_plain and args.weight_dtype == "auto":
         plain = plain_runner(talker, replace(config, decode_buckets=tuple(batches)), backend)
         for row in rows:
             row["plain_ms"] = replay_ms(plain, row["batch"], 20)
@@ -219,9 +258,11 @@ def main() -> None:
     print(f"prefill of {PROMPT_ROWS - 1} rows: {prefill:.2f} ms")
     result = {
         "bench": "talker", "device": torch.cuda.get_device_name(), "torch": torch.__version__,
-        "python": sys.version.split()[0], "dtype": args.dtype, "copy_tb_s": bandwidth / 1e12, "floor_ms": floor_ms,
+        "python": sys.version.split()[0], "dtype": args.dtype, "weight_dtype": args.weight_dtype, **attention, "copy_tb_s": bandwidth / 1e12, "floor_ms": floor_ms,
         "load_s": load_s, "ready_s": ready_s, "prefill_40_ms": prefill, "rows": rows,
     }  # fmt: skip
+    if args.weight_dtype != "auto":
+        result["logit_error"] = logit_errors(args.checkpoint, checkpoint, talker, args.weight_dtype)
     print(json.dumps(result))
 
 

@@ -338,6 +338,7 @@ def _read_generation(section: JsonSection) -> tuple[Sampling, int]:
 
 # ---------------------------------------------------------------- the engines
 Attention = Literal["own", "flashinfer"]
+WeightDtype = Literal["auto", "float8_e4m3"]
 
 
 @dataclass(frozen=True, slots=True)

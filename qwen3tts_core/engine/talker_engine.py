@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
+from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig, WeightDtype
 from qwen3tts_core.engine.cohort import Cohort, FrameStream
 from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, STOP
 from qwen3tts_core.engine.outbox import Outbox
@@ -327,10 +327,12 @@ def open_talker_engine(
     outbox: Outbox[FrameBatch],
     device: str = "auto",
     dtype: str = "auto",
+    weight_dtype: WeightDtype = "auto",
 ) -> TalkerEngine:
     """Load a checkpoint folder and build its engine, not yet started.
 
-    dtype: "float32", "bfloat16", or "auto" (bfloat16 on a GPU, float32 on CPU).
+    dtype: "float32", "bfloat16", or "auto" (bfloat16 on a GPU, float32 on CPU). weight_dtype: "auto", the
+    same, or "float8_e4m3": one byte a weight, half the memory to read for each frame.
     Raises CheckpointMismatch, or ValueError for a device or dtype that isn't there.
     """
     checkpoint_config = CheckpointConfig.from_checkpoint(checkpoint)
@@ -351,5 +353,6 @@ def open_talker_engine(
         ops=backend.ops,
         device=backend.device,
         dtype=_DTYPES[dtype],
+        weight_dtype=weight_dtype,
     )
     return TalkerEngine(TalkerRunner(talker, config, backend), ramp, outbox)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3tts_core.config import CodePredictorConfig
-from qwen3tts_core.model.layers import DecoderLayer, frozen, gain_and_matrix, rope_table
+from qwen3tts_core.model.layers import DecoderLayer, Packing, frozen, rope_table
 from qwen3tts_core.model.weights import WeightReader
 from qwen3tts_core.ops.interface import FrameLayout, LayerKV, Ops
 
@@ -35,24 +35,23 @@ class CodePredictor(nn.Module):
         talker_width: int,
         first_embedding: Tensor,
         group_embeddings: Tensor,
-        fold_gains: bool,
+        packing: Packing,
     ) -> None:
         super().__init__()
         self.config = config
         transformer = config.transformer
         width = transformer.hidden_size
         self.layers = nn.ModuleList(
-            DecoderLayer(reader, f"model.layers.{i}", transformer, fold_gains=fold_gains)
+            DecoderLayer(reader, f"model.layers.{i}", transformer, packing)
             for i in range(transformer.num_layers)
         )
-        self.norm, self.heads = gain_and_matrix(
+        self.norm, self.heads = packing.after_norm(
             reader.take("model.norm.weight", width),
             reader.stack(
                 [f"lm_head.{g}.weight" for g in range(config.num_code_groups - 1)],
                 config.codebook_size,
                 width,
             ),
-            fold=fold_gains,
         )
         # The projection exists exactly where the widths differ (spec 1.5).
         self.projection: tuple[Tensor, Tensor] | None = None

@@ -6,12 +6,15 @@ Source: spec 2.1 and 2.2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from qwen3tts_core.config import TransformerConfig
+from qwen3tts_core.config import TransformerConfig, WeightDtype
 from qwen3tts_core.model.weights import WeightReader
 from qwen3tts_core.ops.interface import LayerKV, Layout, Ops, RopeTable
+from qwen3tts_core.ops.scaled_matrix import ScaledMatrix
 
 
 def frozen(tensor: Tensor) -> nn.Parameter:
@@ -32,26 +35,54 @@ def rope_table(
     return RopeTable(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
-def gain_and_matrix(gain: Tensor, matrix: Tensor, *, fold: bool) -> tuple[nn.Parameter | None, nn.Parameter]:
-    """A norm's gain [D] and the matrix [.., N, D] after it; folded: None, and their product, rounded once."""
-    if not fold:
-        return frozen(gain), frozen(matrix)
-    return None, frozen((matrix.float() * gain.float()).to(matrix.dtype))
+Weight = nn.Parameter | ScaledMatrix
+"""What a `Matrix` is as a part of a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a model keeps its matrices. folds_gains: see `Ops`.
+
+    float8: quantised at load, to e4m3. Unless keeps_float8, which saves the memory, they are widened
+    again: the same numbers for ops that read no float8. A gain is always folded in first.
+    """
+
+    folds_gains: bool
+    float8: bool = False
+    keeps_float8: bool = False
+
+    @classmethod
+    def of(cls, ops: Ops, weight_dtype: WeightDtype) -> Packing:
+        return cls(ops.folds_gains, weight_dtype == "float8_e4m3", ops.reads_float8)
+
+    def matrix(self, matrix: Tensor) -> Weight:
+        """[.., N, D]."""
+        return self._packed(matrix, matrix.dtype) if self.float8 else frozen(matrix)
+
+    def after_norm(self, gain: Tensor, matrix: Tensor) -> tuple[nn.Parameter | None, Weight]:
+        """A norm's gain [D] and the matrix after it; folded: None, and their product, rounded once."""
+        if not (self.folds_gains or self.float8):
+            return frozen(gain), frozen(matrix)
+        product = matrix.float() * gain.float()
+        return None, self._packed(product, matrix.dtype) if self.float8 else frozen(product.to(matrix.dtype))
+
+    def _packed(self, matrix: Tensor, dtype: torch.dtype) -> Weight:
+        scaled = ScaledMatrix.quantized(matrix)
+        return scaled if self.keeps_float8 else frozen(scaled.dequantized(dtype))
 
 
 class DecoderLayer(nn.Module):
     """Grouped-query attention with q/k norm and rotary positions, then a SwiGLU MLP."""
 
     def __init__(
-        self, reader: WeightReader, prefix: str, config: TransformerConfig, *, fold_gains: bool
+        self, reader: WeightReader, prefix: str, config: TransformerConfig, packing: Packing
     ) -> None:
-        """fold_gains: see `Ops.folds_gains`."""
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
         q_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         self.eps = config.rms_norm_eps
-        self.input_norm, self.qkv = gain_and_matrix(
+        self.input_norm, self.qkv = packing.after_norm(
             reader.take(f"{prefix}.input_layernorm.weight", width),
             reader.concat(
                 {
@@ -61,17 +92,15 @@ class DecoderLayer(nn.Module):
                 },
                 width,
             ),
-            fold=fold_gains,
         )
         self.q_norm = frozen(reader.take(f"{attention}.q_norm.weight", config.head_dim))
         self.k_norm = frozen(reader.take(f"{attention}.k_norm.weight", config.head_dim))
-        self.o_proj = frozen(reader.take(f"{attention}.o_proj.weight", width, q_rows))
-        self.mlp_norm, self.gate_up = gain_and_matrix(
+        self.o_proj = packing.matrix(reader.take(f"{attention}.o_proj.weight", width, q_rows))
+        self.mlp_norm, self.gate_up = packing.after_norm(
             reader.take(f"{prefix}.post_attention_layernorm.weight", width),
             reader.concat({f"{mlp}.gate_proj.weight": inner, f"{mlp}.up_proj.weight": inner}, width),
-            fold=fold_gains,
         )
-        self.down = frozen(reader.take(f"{mlp}.down_proj.weight", width, inner))
+        self.down = packing.matrix(reader.take(f"{mlp}.down_proj.weight", width, inner))
 
     def forward(self, hidden: Tensor, ops: Ops, rope: RopeTable, layout: Layout, kv: LayerKV) -> Tensor:
         """[N, D] -> [N, D]; writes the rows' keys and values into `kv`."""

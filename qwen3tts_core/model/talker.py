@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwen3tts_core.config import CheckpointConfig
+from qwen3tts_core.config import CheckpointConfig, WeightDtype
 from qwen3tts_core.errors import EngineFault, InvalidCodes, InvalidRequest
 from qwen3tts_core.model.code_predictor import CodePredictor
-from qwen3tts_core.model.layers import DecoderLayer, frozen, rope_table
+from qwen3tts_core.model.layers import DecoderLayer, Packing, frozen, rope_table
 from qwen3tts_core.model.weights import SafetensorsFolder, TensorSource, WeightReader
 from qwen3tts_core.ops.interface import LayerKV, Layout, Ops
 from qwen3tts_core.types import NO_ID, PrefillPlan, ReferenceVoice
@@ -40,10 +40,13 @@ class Talker(nn.Module):
         ops: Ops,
         device: torch.device,
         dtype: torch.dtype,
+        weight_dtype: WeightDtype = "auto",
     ) -> None:
+        """weight_dtype: of the layers' matrices and the code predictor's heads; "auto" is `dtype`."""
         super().__init__()
         self.config = config
         self.ops = ops
+        packing = Packing.of(ops, weight_dtype)
         talker = config.talker
         transformer = talker.transformer
         width = transformer.hidden_size
@@ -64,7 +67,7 @@ class Talker(nn.Module):
             )
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(reader, f"model.layers.{i}", transformer, fold_gains=ops.folds_gains)
+            DecoderLayer(reader, f"model.layers.{i}", transformer, packing)
             for i in range(transformer.num_layers)
         )
         self.norm = frozen(reader.take("model.norm.weight", width))
@@ -75,7 +78,7 @@ class Talker(nn.Module):
             talker_width=width,
             first_embedding=self.codec_embedding,
             group_embeddings=self.group_embeddings,
-            fold_gains=ops.folds_gains,
+            packing=packing,
         )
         reader.finish()
         self.rope = rope_table(transformer, num_positions, device, dtype)
@@ -196,6 +199,7 @@ def open_talker(
     ops: Ops,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    weight_dtype: WeightDtype = "auto",
 ) -> Talker:
     """Load from a checkpoint folder. num_positions: the longest prompt + frames that will be run.
 
@@ -203,7 +207,13 @@ def open_talker(
     """
     source = SafetensorsFolder(checkpoint)
     return Talker(
-        source, config, num_positions=num_positions, ops=ops, device=torch.device(device), dtype=dtype
+        source,
+        config,
+        num_positions=num_positions,
+        ops=ops,
+        device=torch.device(device),
+        dtype=dtype,
+        weight_dtype=weight_dtype,
     )
 
 

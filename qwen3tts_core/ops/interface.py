@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qwen3tts_core.ops.attention_plan import AttentionPlanner
+    from qwen3tts_core.ops.scaled_matrix import Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,8 @@ class Ops(Protocol):
     name: str
     folds_gains: bool
     """Whether the model, at load, multiplies a norm's gain into the matrix after it and passes None for it."""
+    reads_float8: bool
+    """Whether a `Matrix` may stay in eight bits; else the model widens it at load."""
 
     @property
     def planner(self) -> AttentionPlanner | None:
@@ -141,17 +144,17 @@ class Ops(Protocol):
         """[N, D] -> [N, D]. Normalised in float32, cast back, then times weight (spec 2.1)."""
         ...
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Matrix) -> Tensor:
         """rms_norm, then x @ weight.T. [N, D] -> [N, weight rows]."""
         ...
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor: ...
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor: ...
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    def linear_add(self, x: Tensor, weight: Matrix, residual: Tensor) -> Tensor:
         """residual + x @ weight.T. May write the result into `residual`."""
         ...
 
-    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Matrix) -> Tensor:
         """silu(gate) * up of the normed rows. gate_up: [2 I, D], gate first. [N, D] -> [N, I]."""
         ...
 
@@ -160,7 +163,7 @@ class Ops(Protocol):
         x: Tensor,
         norm_weight: Tensor | None,
         eps: float,
-        weight: Tensor,
+        weight: Matrix,
         q_norm: Tensor,
         k_norm: Tensor,
         rope: RopeTable,

@@ -23,6 +23,7 @@ from qwen3tts_core.ops.interface import (
 )
 from qwen3tts_core.ops.noise import gumbel
 from qwen3tts_core.ops.sampling import draw_codes, first_code_scores
+from qwen3tts_core.ops.scaled_matrix import Matrix, ScaledMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class ReferenceOps:
 
     name = "reference"
     folds_gains = False
+    reads_float8 = False
     planner = None
 
     def __init__(self, *, trim_context: bool = True) -> None:
@@ -53,16 +55,18 @@ class ReferenceOps:
         normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
         return normed.to(x.dtype) if weight is None else normed.to(x.dtype) * weight
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor) -> Tensor:
-        return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
+    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Matrix) -> Tensor:
+        return self.linear(self.rms_norm(x, norm_weight, eps), weight)
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
+        if isinstance(weight, ScaledMatrix):
+            weight = weight.dequantized(x.dtype)
         return functional.linear(x, weight)
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        return residual + functional.linear(x, weight)
+    def linear_add(self, x: Tensor, weight: Matrix, residual: Tensor) -> Tensor:
+        return residual + self.linear(x, weight)
 
-    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Tensor) -> Tensor:
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Matrix) -> Tensor:
         gate, up = self.norm_linear(x, norm_weight, eps, gate_up).chunk(2, dim=-1)
         return functional.silu(gate) * up
 
@@ -71,7 +75,7 @@ class ReferenceOps:
         x: Tensor,
         norm_weight: Tensor | None,
         eps: float,
-        weight: Tensor,
+        weight: Matrix,
         q_norm: Tensor,
         k_norm: Tensor,
         rope: RopeTable,

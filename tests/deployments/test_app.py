@@ -52,6 +52,8 @@ def graph_of(args):
         ({"talker": {"num_slots": 0}}, "talker"),
         ({"codec": {"mode": "windowed"}}, "codec.mode"),
         ({"talker_dtype": "fp16"}, "talker_dtype"),
+        ({"talker_weight_dtype": "fp8"}, "talker_weight_dtype"),
+        ({"talker": {"decode_attention": "flash"}}, "decode_attention"),
         ({"talker": [1]}, "talker"),
         ({"talker": {"num_slots": True}}, "talker.num_slots"),
         ({"talker": {"num_slots": "8"}}, "talker.num_slots"),

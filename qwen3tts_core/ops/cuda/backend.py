@@ -27,6 +27,7 @@ from qwen3tts_core.ops.interface import (
     RopeTable,
 )
 from qwen3tts_core.ops.reference import spell_out
+from qwen3tts_core.ops.scaled_matrix import Matrix, ScaledMatrix
 
 if TYPE_CHECKING:
     from qwen3tts_core.ops.cuda.decode_kernels import DecodeKernels
@@ -46,7 +47,7 @@ class CudaOps:
     """`Ops` on a GPU. Which kernel runs depends on shape and dtype alone:
 
     decode.cu   bfloat16, the published head size, up to 32 rows: a decode step
-    cuBLAS      bfloat16, more rows: large batches, prefill
+    cuBLAS      bfloat16, more rows: large batches, prefill; beside e4m3 weights from 128 rows on
     Triton      everything else (float32, tiny checkpoints), and attention over many rows
 
     pdl: kernels overlap (ops/cuda/pdl.py); off before Hopper and where the interpreter runs them.
@@ -55,6 +56,7 @@ class CudaOps:
 
     name = "cuda"
     folds_gains = True
+    reads_float8 = True
 
     def __init__(
         self,
@@ -78,32 +80,34 @@ class CudaOps:
     def rms_norm(self, x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return kernels.rms_norm(x, weight, eps, pdl=self._pdl)
 
-    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(self, x: Tensor, norm_weight: Tensor | None, eps: float, weight: Matrix) -> Tensor:
         if norm_weight is None and self._decode is not None and self._decode.accepts_linear(x, weight):
             return self._decode.linear(x, weight, normed=True, eps=eps)
-        if _is_matrix_product(x):
-            return functional.linear(self.rms_norm(x, norm_weight, eps), weight)
+        if _is_matrix_product(x, weight):
+            return _product(self.rms_norm(x, norm_weight, eps), weight)
         return kernels.linear(x, weight, normed=True, norm_weight=norm_weight, eps=eps, pdl=self._pdl)
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Matrix) -> Tensor:
         if self._decode is not None and self._decode.accepts_linear(x, weight):
             return self._decode.linear(x, weight)
-        if _is_matrix_product(x):
-            return functional.linear(x, weight)
+        if _is_matrix_product(x, weight):
+            return _product(x, weight)
         return kernels.linear(x, weight, pdl=self._pdl)
 
-    def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    def linear_add(self, x: Tensor, weight: Matrix, residual: Tensor) -> Tensor:
         if self._decode is not None and self._decode.accepts_linear(x, weight):
             return self._decode.linear(x, weight, residual=residual)
-        if _is_matrix_product(x):
+        if _is_matrix_product(x, weight):
+            if isinstance(weight, ScaledMatrix):
+                return residual.add_(_product(x, weight))
             return residual.addmm_(x, weight.T)
         return kernels.linear(x, weight, residual=residual, pdl=self._pdl)
 
-    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Tensor) -> Tensor:
-        if _is_matrix_product(x):
+    def norm_gate_up(self, x: Tensor, norm_weight: Tensor | None, eps: float, gate_up: Matrix) -> Tensor:
+        if _is_matrix_product(x, gate_up):
             if norm_weight is not None:
                 return kernels.silu_mul(self.norm_linear(x, norm_weight, eps, gate_up), pdl=self._pdl)
-            product = functional.linear(x, gate_up)
+            product = _product(x, gate_up)
             return kernels.silu_mul(product, unscaled=x, eps=eps, pdl=self._pdl)
         if norm_weight is None and self._decode is not None and self._decode.accepts_linear(x, gate_up):
             return self._decode.linear(x, gate_up, normed=True, eps=eps, gated=True)
@@ -116,7 +120,7 @@ class CudaOps:
         x: Tensor,
         norm_weight: Tensor | None,
         eps: float,
-        weight: Tensor,
+        weight: Matrix,
         q_norm: Tensor,
         k_norm: Tensor,
         rope: RopeTable,
@@ -125,9 +129,11 @@ class CudaOps:
     ) -> Tensor:
         # The norm's scale, one number per row, can wait for a kernel that is there anyway.
         waits = (
-            norm_weight is None and _is_matrix_product(x) and self._takes_unscaled(len(weight), layout, kv)
+            norm_weight is None
+            and _is_matrix_product(x, weight)
+            and self._takes_unscaled(len(weight), layout, kv)
         )
-        qkv = functional.linear(x, weight) if waits else self.norm_linear(x, norm_weight, eps, weight)
+        qkv = _product(x, weight) if waits else self.norm_linear(x, norm_weight, eps, weight)
         unscaled = x if waits else None
         return self._attend(qkv, q_norm, k_norm, eps, rope, layout, kv, unscaled)
 
@@ -246,9 +252,20 @@ class CudaOps:
         return draw(logits, rows, noise.key, group, inputs=inputs, eos_id=eos_id, pdl=self._pdl, **first)
 
 
-def _is_matrix_product(x: Tensor) -> bool:
-    """Enough rows that a product is bound by arithmetic, not by reading the weights."""
-    return (len(x) > kernels.FEW_ROWS and x.dtype == torch.bfloat16) or len(x) > kernels.MAX_ROWS
+def _is_matrix_product(x: Tensor, weight: Matrix) -> bool:
+    """Enough rows that a product is bound by arithmetic, not by reading the weights.
+
+    cuBLAS would have to read e4m3 widened: that pays where there are many rows to share it.
+    """
+    few = len(x) <= kernels.FEW_ROWS or isinstance(weight, ScaledMatrix)
+    return len(x) > kernels.MAX_ROWS or (not few and x.dtype == torch.bfloat16)
+
+
+def _product(x: Tensor, weight: Matrix) -> Tensor:
+    """By cuBLAS. [N, D] -> [N, weight rows]."""
+    if isinstance(weight, ScaledMatrix):
+        return (functional.linear(x, weight.values.to(x.dtype)) * weight.scales).to(x.dtype)
+    return functional.linear(x, weight)
 
 
 class GraphCapture:

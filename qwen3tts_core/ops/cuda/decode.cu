@@ -22,7 +22,7 @@ __device__ __forceinline__ void wait_for_inputs() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 // Weights: read once, never written while the server runs.
-__device__ __forceinline__ Vec8 load_weights(const u16* p) {
+__device__ __forceinline__ Vec8 load_weights(const void* p) {
   Vec8 r;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p));
@@ -72,6 +72,20 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   return r;
 }
 __device__ __forceinline__ float round_bf16(float x) { return low_f32(pack_bf16(x, 0.0f)); }
+__device__ __forceinline__ u32 mul_bf16x2(u32 a, u32 b) {
+  u32 r;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+// Four e4m3 to two pairs of bfloat16, exactly: the bits move to where bfloat16 has them, which is the
+// value times 2^-120 (e4m3's exponents are biased by 7, bfloat16's by 127; subnormals fit as well).
+struct Pairs { u32 low, high; };
+__device__ __forceinline__ u32 bf16x2_of_high_bytes(u32 two) {
+  return mul_bf16x2((two & 0x80008000u) | ((two >> 4) & 0x07f007f0u), 0x7b807b80u);  // by 2^120
+}
+__device__ __forceinline__ Pairs unpack_e4m3(u32 four) {
+  return {bf16x2_of_high_bytes(__byte_perm(four, 0, 0x1404)), bf16x2_of_high_bytes(__byte_perm(four, 0, 0x3424))};
+}
 __device__ __forceinline__ float bf16_at(const u16* p) { return __uint_as_float(((u32)*p) << 16); }
 
 // D[16 x 8] += A[16 x 16] B[16 x 8]. Which k each thread holds doesn't matter, as long as A and B
@@ -87,16 +101,21 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 //   NORM: x is RMS-normed. Its gain is in w already; its scale, one number per row, comes at the end.
 //   GATED: w holds gate rows, then up rows; out = silu(gate) up.
 //   RESIDUAL: out += residual.
+//   E4M3: w holds one byte a value, to be multiplied by its row's scale; else bfloat16, scales is null.
+//         16 bytes are then 16 k, two chunks' worth, which thread t of a row's four takes for itself.
 // A block owns 16 MT weight rows; its W warps share K. Weight rows are mma's 16, batch rows its 8.
-// PRE: chunks of 32 k that a warp loads before it waits.
+// PRE: 16 bytes a thread and weight row that are loaded before the wait, which is a chunk of 32 k or two.
 // AHEAD: chunks of x that a warp has in flight after the wait. BLOCKS: wanted per multiprocessor.
-template <int K, int W, int MT, int NT, int PRE, int AHEAD, int BLOCKS, bool NORM, bool GATED, bool RESIDUAL>
+template <int K, int W, int MT, int NT, int PRE, int AHEAD, int BLOCKS, bool NORM, bool GATED, bool RESIDUAL,
+          bool E4M3>
 __global__ void __launch_bounds__(W * 32, BLOCKS)
-linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
+linear_kernel(const u16* __restrict__ x, const unsigned char* __restrict__ w, const float* __restrict__ scales,
               const u16* __restrict__ residual, u16* __restrict__ out, int num_rows, int n_out, float eps) {
   constexpr int CHUNKS = K / 32 / W;
   static_assert(CHUNKS * 32 * W == K, "K must split evenly over the warps");
-  constexpr int EARLY = PRE < CHUNKS ? PRE : CHUNKS;
+  constexpr int PER_LOAD = E4M3 ? 2 : 1, LOADS = CHUNKS / PER_LOAD;  // chunks in 16 bytes
+  static_assert(LOADS * PER_LOAD == CHUNKS, "a warp takes whole loads");
+  constexpr int EARLY = PRE < LOADS ? PRE : LOADS;
   constexpr int FLIGHT = AHEAD < CHUNKS ? AHEAD : CHUNKS;
   constexpr int OUT_ROWS = GATED ? 8 * MT : 16 * MT;
   constexpr int OUTPUTS = NT * 8 * OUT_ROWS;
@@ -105,22 +124,24 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
   __shared__ float squares[W][NT * 8];
 
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const int k0 = warp * (CHUNKS * 32) + t * 8;
+  const int k0 = warp * (CHUNKS * 32) + t * 8 * PER_LOAD;
+  auto k_of = [&](int c) { return k0 + c / PER_LOAD * (32 * PER_LOAD) + c % PER_LOAD * 8; };
   const int first_row = blockIdx.x * OUT_ROWS;
 
-  const u16* rows[MT][2];
+  constexpr int BYTES = E4M3 ? 1 : 2;
+  const unsigned char* rows[MT][2];
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
     const i64 r = first_row + (GATED ? m * 8 : m * 16) + g;
-    rows[m][0] = w + r * K + k0;
-    rows[m][1] = w + (GATED ? r + n_out : r + 8) * K + k0;
+    rows[m][0] = w + (r * K + k0) * BYTES;
+    rows[m][1] = w + ((GATED ? r + n_out : r + 8) * K + k0) * BYTES;
   }
-  Vec8 a[CHUNKS][MT][2], b[CHUNKS][NT];
-  auto load_a = [&](int c) {
+  Vec8 a[LOADS][MT][2], b[CHUNKS][NT];
+  auto load_a = [&](int l) {
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
-      a[c][m][0] = load_weights(rows[m][0] + c * 32);
-      a[c][m][1] = load_weights(rows[m][1] + c * 32);
+      a[l][m][0] = load_weights(rows[m][0] + l * 64);
+      a[l][m][1] = load_weights(rows[m][1] + l * 64);
     }
   };
   auto load_b = [&](int c) {
@@ -128,11 +149,11 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
     for (int n = 0; n < NT; ++n) {
       const int row = n * 8 + g;
       b[c][n] = Vec8{{0, 0, 0, 0}};
-      if (row < num_rows) b[c][n] = load_shared_by_blocks(x + (i64)row * K + k0 + c * 32);
+      if (row < num_rows) b[c][n] = load_shared_by_blocks(x + (i64)row * K + k_of(c));
     }
   };
 #pragma unroll
-  for (int c = 0; c < EARLY; ++c) load_a(c);
+  for (int l = 0; l < EARLY; ++l) load_a(l);
   constexpr bool BEFORE_ATTENTION = NORM && !GATED;  // the projection to q, k and v
   if (!BEFORE_ATTENTION) let_next_kernel_start();
   wait_for_inputs();
@@ -158,7 +179,25 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
   float square[NT] = {};
 #pragma unroll
   for (int c = 0; c < CHUNKS; ++c) {
-    if (c + EARLY < CHUNKS) load_a(c + EARLY);
+    if (c % PER_LOAD == 0 && c / PER_LOAD + EARLY < LOADS) load_a(c / PER_LOAD + EARLY);
+    Vec8 weights[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Vec8& loaded = a[c / PER_LOAD][m][i];
+        if (E4M3) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const Pairs pairs = unpack_e4m3(loaded.v[c % PER_LOAD * 2 + j]);
+            weights[m][i].v[2 * j] = pairs.low;
+            weights[m][i].v[2 * j + 1] = pairs.high;
+          }
+        } else {
+          weights[m][i] = loaded;
+        }
+      }
+    }
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       if (NORM) {
@@ -170,7 +209,7 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
       }
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
-        const Vec8 &lo = a[c][m][0], &hi = a[c][m][1];
+        const Vec8 &lo = weights[m][0], &hi = weights[m][1];
         mma(acc[m][n], lo.v[0], hi.v[0], lo.v[1], hi.v[1], b[c][n].v[0], b[c][n].v[1]);
         mma(acc[m][n], lo.v[2], hi.v[2], lo.v[3], hi.v[3], b[c][n].v[2], b[c][n].v[3]);
       }
@@ -211,10 +250,12 @@ linear_kernel(const u16* __restrict__ x, const u16* __restrict__ w,
 #pragma unroll
     for (int k = 0; k < W; ++k) y += partial[k][row][at];
     y *= scale;
+    if (E4M3) y *= scales[first_row + r];
     if (GATED) {
       float up = 0.0f;
 #pragma unroll
       for (int k = 0; k < W; ++k) up += partial[k][row][at + 8];
+      if (E4M3) up *= scales[first_row + r + n_out];
       y = y / (1.0f + __expf(-y)) * up * scale;
     }
     if (RESIDUAL) y += __uint_as_float(added[j] << 16);

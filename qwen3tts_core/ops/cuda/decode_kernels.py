@@ -13,9 +13,11 @@ from torch import Tensor
 from qwen3tts_core.ops.cuda.linear import FEW_ROWS
 from qwen3tts_core.ops.cuda.runtime_kernels import KernelLibrary
 from qwen3tts_core.ops.interface import DecodeLayout, DrawRows, LayerKV, NoiseKey, RopeTable
+from qwen3tts_core.ops.scaled_matrix import Matrix, ScaledMatrix
 
 _WARP = 32
 _CHUNK = 32  # k values that a warp takes at a time
+_E4M3_STEP = 2 * _CHUNK * 16  # two chunks a load, for each of the most warps a shape has
 _HEAD_DIM, _PAGE_SIZE, _MAX_GROUP = 128, 16, 4
 _ATTENTION_THREADS = 128
 _DRAW_THREADS, _MAX_QUADS = 256, 4
@@ -82,15 +84,17 @@ class DecodeKernels:
         self._scratch: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
 
     # ------------------------------------------------------------ linear
-    def accepts_linear(self, x: Tensor, weight: Tensor) -> bool:
+    def accepts_linear(self, x: Tensor, weight: Matrix) -> bool:
         rows, k = x.shape
         fits = rows <= FEW_ROWS and len(weight) % 32 == 0 and choose_shape(k, "plain", 4) is not None
+        if isinstance(weight, ScaledMatrix):
+            fits &= k % _E4M3_STEP == 0
         return fits and x.dtype == torch.bfloat16 and x.is_contiguous()
 
     def linear(
         self,
         x: Tensor,
-        weight: Tensor,
+        weight: Matrix,
         *,
         normed: bool = False,
         eps: float = 0.0,
@@ -101,16 +105,19 @@ class DecodeKernels:
         """x [M, K], weight [N, K] (gated: [2 N, K], gate first) -> [M, N]. normed: RMSNorm of x without its gain."""
         rows, k = x.shape
         n = len(weight) // 2 if gated else len(weight)
+        values, scales = (
+            (weight.values, weight.scales) if isinstance(weight, ScaledMatrix) else (weight, None)
+        )
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
         kind = "gated" if gated else "norm" if normed else "plain"
         batch_tiles = next(tiles for tiles in (1, 2, 4) if rows <= 8 * tiles)
         shape = shape or choose_shape(k, kind, batch_tiles)
         assert shape is not None, "accepts_linear said yes"
-        flags = ",".join(str(f).lower() for f in (normed, gated, residual is not None))
+        flags = ",".join(str(f).lower() for f in (normed, gated, residual is not None, scales is not None))
         cut = (
             f"{k},{shape.num_warps},{shape.weight_tiles},{batch_tiles},{shape.weights_ahead},{shape.x_ahead}"
         )
-        args = (x, weight, residual, out, rows, n, eps)
+        args = (x, values, scales, residual, out, rows, n, eps)
         grid = (n // ((8 if gated else 16) * shape.weight_tiles), 1, 1)
         kernel = self._library.get(f"linear_kernel<{cut},{shape.blocks},{flags}>")
         kernel.launch(grid, shape.num_warps * _WARP, args)

@@ -1,7 +1,7 @@
 """Linear layers over few rows: bound by reading the weights once.
 
 One kernel: optional RMSNorm of the input inside (its scale is one number per row, applied at
-the end), optional residual, or gate and up read together with SiLU in the epilogue. A program
+the end, as are an e4m3 matrix's scales), optional residual, or gate and up read together with SiLU in the epilogue. A program
 owns BLOCK_N weight rows and all of K, so a row's result doesn't depend on its neighbours.
 """
 
@@ -15,14 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from qwen3tts_core.ops.cuda.pdl import prefetch_l2, wait_for_inputs
+from qwen3tts_core.ops.scaled_matrix import Matrix, ScaledMatrix
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # else one row and multiples of 16 are compiled apart
 def _linear_kernel(
-    x_ptr, norm_ptr, w_ptr, residual_ptr, out_ptr,
+    x_ptr, norm_ptr, w_ptr, scales_ptr, residual_ptr, out_ptr,
     num_rows, N: tl.constexpr, K: tl.constexpr, eps,
     HAS_NORM: tl.constexpr, HAS_GAIN: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    HAS_SCALES: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     PREFETCH: tl.constexpr, LINE: tl.constexpr, PDL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -64,18 +65,22 @@ def _linear_kernel(
             if HAS_GAIN:
                 gain = tl.load(norm_ptr + kk, mask=kk < K, other=0.0).to(tl.float32)
                 x = (wide * gain[None, :]).to(x.dtype)
-        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+        acc = tl.dot(x, tl.trans(w.to(x.dtype)), acc, input_precision=PRECISION)
         if GATED:
             if EVEN_N and EVEN_K:
                 w_up = tl.load(w_ptr + (n + N)[:, None] * K + kk[None, :])
             else:
                 w_mask = n_mask[:, None] & (kk < K)[None, :]
                 w_up = tl.load(w_ptr + (n + N)[:, None] * K + kk[None, :], mask=w_mask, other=0.0)
-            up = tl.dot(x, tl.trans(w_up), up, input_precision=PRECISION)
+            up = tl.dot(x, tl.trans(w_up.to(x.dtype)), up, input_precision=PRECISION)
     if HAS_NORM:
         scale = tl.rsqrt(square_sum / K + eps)[:, None]
         acc = acc * scale
         up = up * scale
+    if HAS_SCALES:
+        acc = acc * tl.load(scales_ptr + n, mask=n_mask, other=0.0)[None, :]
+        if GATED:
+            up = up * tl.load(scales_ptr + N + n, mask=n_mask, other=0.0)[None, :]
     if GATED:
         acc = acc / (1.0 + tl.exp(-acc)) * up
     out_mask = m_mask[:, None] & n_mask[None, :]
@@ -154,7 +159,7 @@ def choose_tile(n: int, k: int, block_m: int, *, gated: bool, wide: bool) -> Til
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     *,
     normed: bool = False,
     norm_weight: Tensor | None = None,
@@ -171,18 +176,20 @@ def linear(
     num_rows, k = x.shape
     n = len(weight) // 2 if gated else len(weight)
     out = torch.empty(num_rows, n, dtype=x.dtype, device=x.device)
+    values, scales = (weight.values, weight.scales) if isinstance(weight, ScaledMatrix) else (weight, None)
     block_m = max(16, triton.next_power_of_2(num_rows))
     wide = x.dtype == torch.float32
     tile = tile or choose_tile(n, k, block_m, gated=gated, wide=wide)
     block_m = min(block_m, 32 if wide else MAX_ROWS)
     grid = (triton.cdiv(n, tile.block_n), triton.cdiv(num_rows, block_m))
     _linear_kernel[grid](
-        x, norm_weight if norm_weight is not None else x, weight, residual if residual is not None else x, out,
+        x, norm_weight if norm_weight is not None else x, values, scales if scales is not None else x,
+        residual if residual is not None else x, out,
         num_rows, n, k, eps,
         HAS_NORM=normed, HAS_GAIN=norm_weight is not None, HAS_RESIDUAL=residual is not None, GATED=gated,
-        EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0,
+        HAS_SCALES=scales is not None, EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0,
         BLOCK_M=block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        PREFETCH=tile.prefetch, LINE=min(128 // weight.element_size(), tile.block_k), PDL=pdl,
+        PREFETCH=tile.prefetch, LINE=min(128 // values.element_size(), tile.block_k), PDL=pdl,
         PRECISION="ieee" if wide else "tf32",
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(pdl),
     )  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from qwen3tts_core.ops.cuda.backend import CudaOps
 from qwen3tts_core.ops.interface import DecodeLayout, DrawRows, FrameLayout, LayerKV, NoiseKey, RopeTable
 from qwen3tts_core.ops.reference import ReferenceOps, spell_out
+from qwen3tts_core.ops.scaled_matrix import ScaledMatrix
 
 EPS = 1e-6
 REFERENCE = ReferenceOps()
@@ -44,6 +45,18 @@ def check_linears(rows, outputs, width):
     for norm in (gain, None):
         gated = REFERENCE.norm_gate_up(x, norm, EPS, gate_up)
         compare(f"norm_gate_up: {name}", ops.norm_gate_up(x, norm, EPS, gate_up), gated)
+
+
+def check_eight_bits(rows, outputs, width):
+    """Gated: half of the rows are gates."""
+    ops, name = ops_with(132), f"{rows} rows, {width} -> {outputs}, e4m3"
+    x, matrix = torch.randn(rows, width), ScaledMatrix.quantized(torch.randn(outputs, width) / width**0.5)
+    residual = torch.randn(rows, outputs)
+    compare(f"linear: {name}", ops.linear(x, matrix), REFERENCE.linear(x, matrix))
+    added = REFERENCE.linear_add(x, matrix, residual)
+    compare(f"linear_add: {name}", ops.linear_add(x, matrix, residual.clone()), added)
+    gated = REFERENCE.norm_gate_up(x, None, EPS, matrix)
+    compare(f"norm_gate_up: {name}", ops.norm_gate_up(x, None, EPS, matrix), gated)
 
 
 def cached_streams(rows, kv_heads, head_dim, pages, page_size, positions):
@@ -132,6 +145,7 @@ def main():
     torch.manual_seed(0)
     for rows, outputs, width in [(1, 64, 48), (3, 80, 96), (8, 160, 64), (33, 48, 200)]:
         check_linears(rows, outputs, width)
+    check_eight_bits(3, 80, 96)
     for sizes in [(1, 4, 2, 32, 5, 132), (3, 5, 1, 24, 9, 132), (3, 6, 3, 16, 3, 4), (2, 4, 4, 128, 17, 132)]:
         check_attention(*sizes)
     check_first_pass_of_the_predictor()

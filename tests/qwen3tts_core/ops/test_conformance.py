@@ -12,6 +12,7 @@ import torch
 from qwen3tts_core.ops.interface import DrawRows, FrameLayout, LayerKV, NoiseKey, RopeTable
 from qwen3tts_core.ops.reference import ReferenceOps, spell_out
 from qwen3tts_core.ops.sampling import cut_scores, first_code_scores
+from qwen3tts_core.ops.scaled_matrix import ScaledMatrix
 from qwen3tts_core.ops.select import select_backend
 from tests.qwen3tts_core.ops_kit import EPS, HeadShape, Paged, random_qkv, rope_for
 
@@ -28,11 +29,11 @@ def only_on_gpu(*cases):
 # Relative to the largest expected value.
 TOLERANCE = {
     # Sums of up to 2,048 float32 products in another order; attention goes through exp and a rotation.
-    torch.float32: {"rows": 5e-6, "attention": 2e-5},
+    torch.float32: {"rows": 5e-6, "attention": 2e-5, "eight bits": 5e-6},
     # 8 bits: half a unit is 2^-9 = 0.2 % of a value. Rows round twice (norm, result); attention rounds q
     # and k after norm and rotation, so that a score of 10 is off by 0.1 and its weight by 10 %, of which
-    # a sum over many values keeps a part.
-    torch.bfloat16: {"rows": 1e-2, "attention": 5e-2},
+    # a sum over many values keeps a part. The reference rounds a scaled weight too.
+    torch.bfloat16: {"rows": 1e-2, "attention": 5e-2, "eight bits": 1.5e-2},
 }
 
 
@@ -137,6 +138,33 @@ def test_norm_gate_up(backend, dtype, width, inner):
         for gain, gain32 in gains(inputs, width):
             expected = YARDSTICK.norm_gate_up(x32, gain32, EPS, gate_up32)
             assert_conforms(ops.norm_gate_up(x, gain, EPS, gate_up), expected, dtype)
+
+
+EIGHT_BIT_WIDTHS = [
+    *[(dtype, 64, 96) for dtype in (F32, BF16)],
+    (BF16, 1024, 512),
+    *only_on_gpu((BF16, 1024, 6144), (BF16, 2048, 4096), (BF16, 3072, 1024), (BF16, 6144, 2048)),
+]
+
+
+@pytest.mark.parametrize(("dtype", "width", "outputs"), EIGHT_BIT_WIDTHS)
+def test_maps_by_a_matrix_of_eight_bits(backend, dtype, width, outputs):
+    """130 rows go where a product's arithmetic counts."""
+    ops, device = backend
+    inputs = Inputs(dtype, device)
+    wide, _ = inputs(outputs, width, scale=width**-0.5)
+    matrix32 = ScaledMatrix.quantized(wide.cpu())
+    matrix = ScaledMatrix(matrix32.values.to(device), matrix32.scales.to(device))
+    for num_rows in [*row_counts(device), *([] if device.type == "cpu" else [130])]:
+        x, x32 = inputs(num_rows, width)
+        residual, residual32 = inputs(num_rows, outputs)
+        assert_conforms(ops.linear(x, matrix), YARDSTICK.linear(x32, matrix32), dtype, "eight bits")
+        expected = YARDSTICK.linear_add(x32, matrix32, residual32)
+        assert_conforms(ops.linear_add(x, matrix, residual), expected, dtype, "eight bits")
+        expected = YARDSTICK.norm_linear(x32, None, EPS, matrix32)
+        assert_conforms(ops.norm_linear(x, None, EPS, matrix), expected, dtype, "eight bits")
+        expected = YARDSTICK.norm_gate_up(x32, None, EPS, matrix32)
+        assert_conforms(ops.norm_gate_up(x, None, EPS, matrix), expected, dtype, "eight bits")
 
 
 def test_a_row_of_nan_stays_alone(backend, dtype):
