@@ -16,11 +16,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from deployments.mps import MpsUnavailable, mps_daemon
 from load_tests.__main__ import (
     add_closed,
     add_common,
@@ -39,7 +40,7 @@ from load_tests.process_cpu import find_argument
 from load_tests.report import write_report
 from load_tests.run import Run, say
 from load_tests.scenarios import Closed
-from load_tests.served import ServedConfig, changed_config, end_mps, start_mps
+from load_tests.served import ServedConfig, changed_config
 from load_tests.watch import Watch
 from load_tests.workers import Pass, Workers
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         levels = measure(arguments, list(argv or sys.argv[1:]))
         print(write_report(arguments.out, plots=False), flush=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, MpsUnavailable) as error:
         print(f"==> {error}", file=sys.stderr)
         return 1
     print(json.dumps({"out": str(arguments.out), "levels": [brief(level) for level in levels]}))
@@ -61,8 +62,9 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
     """The levels. Raises OSError, ValueError, RuntimeError."""
     config = changed_config(arguments.config, changes_of(arguments), http_of(arguments))
     with ExitStack() as stack:
-        env = stack.enter_context(mps(arguments.out)) if arguments.mps else {}
-        served = stack.enter_context(ServedConfig(config, arguments.out, fast=arguments.fast, env=env))
+        if arguments.mps:
+            stack.enter_context(mps_daemon())
+        served = stack.enter_context(ServedConfig(config, arguments.out, fast=arguments.fast))
         workers = stack.enter_context(Workers(arguments.workers))
         gpu = stack.enter_context(GpuSampler())
         if gpu.problem is not None:
@@ -116,15 +118,6 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def http_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {} if arguments.port is None else {"port": arguments.port}
-
-
-@contextmanager
-def mps(folder: Path) -> Iterator[dict[str, str]]:
-    env = start_mps(folder.resolve() / "mps")
-    try:
-        yield env
-    finally:
-        end_mps(env)
 
 
 def brief(level: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,12 @@ It is a process group of its own that ends by its process id; what it prints goe
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,15 +55,12 @@ class ServedConfig:
     ready_s: how long that took. ray_s: of that, until Ray and Serve were up and the app was handed over to them.
     """
 
-    def __init__(
-        self, content: Mapping[str, Any], folder: Path, *, fast: bool, env: Mapping[str, str]
-    ) -> None:
+    def __init__(self, content: Mapping[str, Any], folder: Path, *, fast: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "serve_config.yaml"
         self._config.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
         self._log = folder / "server.log"
         self._flags = ["--fast"] if fast else []
-        self._env = {**os.environ, **env}
         self.address: Address = read_address(self._config)
         self.ready_s = 0.0
         self.ray_s: float | None = None
@@ -82,7 +78,7 @@ class ServedConfig:
         say(f"starting {' '.join(command[1:])}; its output is in {self._log}")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=self._env, start_new_session=True
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
         try:
             self._wait_until_ready()
@@ -137,20 +133,3 @@ class ServedConfig:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             say(f"the server has not ended after {patience_s:.0f} s")
-
-
-def start_mps(folder: Path) -> dict[str, str]:
-    """Start NVIDIA's Multi-Process Service for this user alone; the environment that leads to it.
-
-    Raises OSError or subprocess.CalledProcessError where it can't be started. End it with `end_mps`.
-    """
-    env = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
-    for name in env.values():
-        Path(name).mkdir(parents=True, exist_ok=True)
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], env={**os.environ, **env}, check=True, timeout=30)
-    return env
-
-
-def end_mps(env: Mapping[str, str]) -> None:
-    control: Sequence[str] = ["nvidia-cuda-mps-control"]
-    subprocess.run(control, input=b"quit\n", env={**os.environ, **env}, check=False, timeout=60)

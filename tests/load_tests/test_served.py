@@ -46,7 +46,7 @@ def test_a_name_that_leads_into_a_value_is_told():
 
 def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path):
     content = {"http_options": {"port": 28790}, "applications": []}
-    server = ServedConfig(content, tmp_path, fast=False, env={"PATH": "/usr/bin"})
+    server = ServedConfig(content, tmp_path, fast=False)
     server._config.write_text("applications: [")  # no YAML any more
     with pytest.raises(RuntimeError, match="did not start"):
         server.__enter__()
