@@ -90,7 +90,7 @@ class SpeechCall(Response):
             prepared = await prepare_speech(self._model, body, clone)
             note_prepared(record, self._model, body, prepared)
             async with (
-                self._open_encoder(body) as encoder,  # first: a refusal comes before anything is started
+                open_encoder(self._model, body) as encoder,  # first: a refusal comes before anything is started
                 aclosing(self._chunks(prepared, record)) as chunks,
             ):
                 async with self._deadline.waiting():
@@ -140,15 +140,6 @@ class SpeechCall(Response):
             async for chunk in joined:
                 record.add(chunk)
                 yield chunk
-
-    def _open_encoder(self, body: SpeechBody) -> AbstractAsyncContextManager[ResponseEncoder]:
-        return response_encoder(
-            body.audio_format,
-            self._codec.sample_rate_hz,
-            body.sample_rate,
-            body.speed or 1.0,
-            is_streaming=body.is_streaming,
-        )
 
     # ------------------------------------------------------------ bytes
     async def _send_whole(
@@ -229,6 +220,17 @@ def note_prepared(
         streamed=body.is_streaming,
     )
     record.speed = body.speed or 1.0
+
+
+def open_encoder(model: ServedModel, body: SpeechBody) -> AbstractAsyncContextManager[ResponseEncoder]:
+    """For what the body asks for. Raises as `audio.encoding.open_encoder` does."""
+    return response_encoder(
+        body.audio_format,
+        model.frontend.config.codec.sample_rate_hz,
+        body.sample_rate,
+        body.speed or 1.0,
+        is_streaming=body.is_streaming,
+    )
 
 
 async def encoded(encoder: ResponseEncoder, chunks: AsyncIterator[AudioChunk]) -> AsyncIterator[bytes]:

@@ -18,24 +18,31 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, ExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
 from starlette.websockets import WebSocketDisconnect
 
-from deployments.audio_formats import ResponseEncoder, response_encoder
 from deployments.deadline import FirstAudioDeadline
-from deployments.frontend import Clone, PreparedSpeech
+from deployments.frontend import PreparedSpeech
 from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
 from deployments.pieces import PATIENCE_S, join_pieces
-from deployments.schemas import SpeechBody
 from deployments.served_models import ServedModel
-from deployments.speech import SpeechParts, encoded, fields_as_sent, note_prepared, prepare_speech, prepend
+from deployments.speech import (
+    SpeechParts,
+    encoded,
+    fields_as_sent,
+    note_prepared,
+    open_encoder,
+    prepare_speech,
+    prepend,
+)
 from deployments.tracing import traced_request
 from deployments.websocket_messages import SessionConfig, error_message
+from deployments.websocket_turns import End, Listener, Sentence, Utterance, Voice
 from qwen3tts_core.errors import InvalidRequest
 from qwen3tts_core.streaming.pcm import duration_s
 from qwen3tts_core.types import AudioChunk
@@ -55,88 +62,12 @@ class ConfigRefused(Exception):
     """A `session.config` can't be spoken with: its cause says why."""
 
 
-# ---------------------------------------------------------------- what waits to be spoken
-@dataclass(eq=False, slots=True)
-class Voice:
-    """held: the bytes of its message, until its clip is a voice. model, clone: once the speaker has come to it."""
-
-    config: SessionConfig
-    held: ExitStack
-    model: ServedModel | None = None
-    clone: Clone | None = None
-
-    @property
-    def body(self) -> SpeechBody:
-        return self.config.body
-
-
-@dataclass(eq=False, slots=True)
-class Utterance:
-    """What lies between two `input.done`. dropped: why the rest of it is not spoken."""
-
-    index: int
-    num_sentences: int = 0
-    num_pieces: int = 0
-    num_spoken: int = 0
-    num_tokens: int = 0
-    num_frames: int = 0
-    audio_s: float = 0.0
-    dropped: Literal["cancelled", "failed"] | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Sentence:
-    """task: its life, from the start of its chain. may_send: it is its turn."""
-
-    voice: Voice
-    utterance: Utterance
-    index: int
-    text: str
-    may_send: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[RequestRecord] | None = None
-    num_bytes: int = 0
-    has_started: bool = False
-
-    def fields(self, session_id: str) -> dict[str, Any]:
-        """What every message about it says."""
-        number = f"{self.utterance.index}-{self.index}"
-        return {
-            "id": f"{session_id}-{number}",
-            "utterance_index": self.utterance.index,
-            "sentence_index": self.index,
-        }
-
-
-class _End:
-    """Of the session."""
-
-
-class Listener:
-    """Somebody who hears the audio as it comes, and when they will have heard it all."""
-
-    def __init__(self) -> None:
-        self._silent_from = 0.0
-
-    def add(self, audio_s: float) -> None:
-        self._silent_from = max(self._silent_from, asyncio.get_running_loop().time()) + audio_s
-
-    def forget(self) -> None:
-        """They hear nothing of it any more."""
-        self._silent_from = 0.0
-
-    async def wait_until_near(self, look_ahead_s: float) -> None:
-        """Until no more than this is left to be heard."""
-        too_early_s = self._silent_from - asyncio.get_running_loop().time() - look_ahead_s
-        await asyncio.sleep(max(0.0, too_early_s))
-
-
-# ---------------------------------------------------------------- speaking
 class Speaker:
     """One session's. Its verbs return at once and may be called while `run` runs, on the same loop."""
 
     def __init__(self, parts: SpeechParts, send: Sender, session_id: str) -> None:
         self._parts, self._send, self._session_id = parts, send, session_id
-        self._queue: deque[Voice | Sentence | Utterance | _End] = deque()  # an Utterance: its end
+        self._queue: deque[Voice | Sentence | Utterance | End] = deque()  # an Utterance: its end
         self._arrived = asyncio.Event()
         self._voice: Voice | None = None
         self._utterance = Utterance(0)
@@ -180,9 +111,9 @@ class Speaker:
 
     def close(self) -> None:
         """`run` returns once all is said."""
-        self._put(_End())
+        self._put(End())
 
-    def _put(self, item: Voice | Sentence | Utterance | _End) -> None:
+    def _put(self, item: Voice | Sentence | Utterance | End) -> None:
         self._queue.append(item)
         self.num_waiting_turns += not isinstance(item, Sentence)
         self._arrived.set()
@@ -197,7 +128,7 @@ class Speaker:
     async def run(self) -> None:
         """Work until `close`. Raises ConfigRefused, WebSocketDisconnect. However it ends, all that it started ends."""
         try:
-            while not isinstance(item := await self._next(), _End):
+            while not isinstance(item := await self._next(), End):
                 if isinstance(item, Voice):
                     await self._open_voice(item)
                 elif isinstance(item, Sentence):
@@ -212,7 +143,7 @@ class Speaker:
             for voice in (item for item in self._queue if isinstance(item, Voice)):
                 voice.held.close()
 
-    async def _next(self) -> Voice | Sentence | Utterance | _End:
+    async def _next(self) -> Voice | Sentence | Utterance | End:
         while not self._queue:
             self.idle_since = asyncio.get_running_loop().time()
             self._arrived.clear()
@@ -258,18 +189,8 @@ class Speaker:
             body = body.model_copy(update={"ref_audio": None})  # megabytes that nobody needs any more
         voice.config = replace(voice.config, body=body)
         prepared = await prepare_speech(model, body, voice.clone)
-        async with self._open_encoder(voice, model) as encoder:
+        async with open_encoder(model, voice.body) as encoder:
             return prepared.voice, encoder.sample_rate_hz
-
-    def _open_encoder(self, voice: Voice, model: ServedModel) -> AbstractAsyncContextManager[ResponseEncoder]:
-        body = voice.body
-        return response_encoder(
-            body.audio_format,
-            model.frontend.config.codec.sample_rate_hz,
-            body.sample_rate,
-            body.speed or 1.0,
-            is_streaming=body.is_streaming,
-        )
 
     def _deadline(self, model: ServedModel) -> FirstAudioDeadline:
         sleepers = self._parts.sleepers
@@ -320,7 +241,7 @@ class Speaker:
                 first_patience_s=0.0 if is_first else PATIENCE_S,
                 on_death=record.resumed,
             )
-            async with self._open_encoder(voice, model) as encoder, aclosing(joined) as chunks:
+            async with open_encoder(model, voice.body) as encoder, aclosing(joined) as chunks:
                 async with self._deadline(model).waiting():
                     first = await anext(chunks)
                 record.reached("first_audio")
