@@ -54,6 +54,16 @@ __device__ __forceinline__ Vec4 load_fresh_vec4(const u16* p) {
   asm volatile("ld.global.cg.v2.u32 {%0,%1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "l"(p) : "memory");
   return r;
 }
+// Sixteen bytes from L2 to shared memory while this thread goes on, or zeros.
+__device__ __forceinline__ void copy_or_zero(u16* to, const u16* from, bool copies) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
+               "r"(copies ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 __device__ __forceinline__ i64 load_fresh_i64(const i64* p) {
   i64 r;
   asm volatile("ld.global.cg.s64 %0, [%1];" : "=l"(r) : "l"(p) : "memory");
@@ -452,7 +462,7 @@ draw_kernel(const u16* __restrict__ logits, const unsigned char* __restrict__ se
 }
 
 // --------------------------------------------------------------------------------- attention
-constexpr int E = 128, PAGE = 16, WARPS = 4, SPAN = 8;
+constexpr int E = 128, PAGE = 16, WARPS = 4, SPAN = 8, SPANS_AHEAD = 2;
 constexpr float SCALE = 0.08838834764831845f;  // E ** -0.5
 
 // What rotating one head needs, by one warp: lane holds elements 2l, 2l+1 of each half.
@@ -672,7 +682,10 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
                  int num_table_pages, int max_splits, const u16* __restrict__ unscaled, int width, float eps) {
   __shared__ float q_shared[GROUP][E];
   __shared__ __align__(16) u16 own_key[E];
-  __shared__ float merged[WARPS * 2][GROUP][E + 2];
+  // First the spans that are on their way to each warp (key, value), in the end the warps' results.
+  __shared__ __align__(16) u16 spans_ahead[WARPS][SPANS_AHEAD][2][SPAN][E];
+  float (*const merged)[GROUP][E + 2] = reinterpret_cast<float (*)[GROUP][E + 2]>(spans_ahead);
+  static_assert(sizeof(float[WARPS * 2][GROUP][E + 2]) <= sizeof(spans_ahead), "results fit where spans were");
   __shared__ bool is_last;
   const int row = blockIdx.x, kv_head = blockIdx.y, split = blockIdx.z;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, half = lane >> 4, l16 = lane & 15;
@@ -689,20 +702,43 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
   const int stride = splits * WARPS;
   int span = split < splits ? split * WARPS + warp : spans;
   Vec8 k[SPAN / 2], v[SPAN / 2];
-  auto load_span = [&](int no) {
-    const i64 page = load_fresh_i64(page_table + table_row * num_table_pages + no * SPAN / PAGE);
+  auto page_of = [&](int no) {
+    return no < spans ? load_fresh_i64(page_table + table_row * num_table_pages + no * SPAN / PAGE) : 0;
+  };
+  // What a lane fetches is what it reads later, so nobody has to wait for anybody.
+  auto fetch = [&](int slot, int no, i64 page) {
 #pragma unroll
     for (int i = 0; i < SPAN / 2; ++i) {
-      const int t = no * SPAN + i * 2 + half;
+      const int in_span = i * 2 + half, t = no * SPAN + in_span;
+      const i64 at = ((page * PAGE + t % PAGE) * num_kv_heads + kv_head) * E + l16 * 8;
+      if (no < spans) {
+        copy_or_zero(&spans_ahead[warp][slot][0][in_span][l16 * 8], key + at, t < num_cached);
+        copy_or_zero(&spans_ahead[warp][slot][1][in_span][l16 * 8], value + at, t < num_cached);
+      }
+    }
+    end_of_copies();
+  };
+  i64 next_page;
+  auto start_loading = [&]() {  // the first span into registers, the next ones into shared memory
+    const i64 page = page_of(span);
+    i64 pages[SPANS_AHEAD];
+#pragma unroll
+    for (int i = 0; i < SPANS_AHEAD; ++i) pages[i] = page_of(span + (i + 1) * stride);
+    next_page = page_of(span + (SPANS_AHEAD + 1) * stride);
+#pragma unroll
+    for (int i = 0; i < SPAN / 2; ++i) {
+      const int t = span * SPAN + i * 2 + half;
       const i64 at = ((page * PAGE + t % PAGE) * num_kv_heads + kv_head) * E + l16 * 8;
       k[i] = v[i] = Vec8{{0, 0, 0, 0}};
-      if (t < num_cached) {
+      if (t < num_cached && span < spans) {
         k[i] = load_fresh(key + at);
         v[i] = load_fresh(value + at);
       }
     }
+#pragma unroll
+    for (int i = 0; i < SPANS_AHEAD; ++i) fetch(i, span + (i + 1) * stride, pages[i]);
   };
-  if (FUSED && span < spans) load_span(span);
+  if (FUSED) start_loading();
   const Rotation q_rotation = load_rotation(q_norm, cos + (i64)position * 64, sin + (i64)position * 64, lane);
   const Rotation k_rotation = load_rotation(k_norm, cos + (i64)position * 64, sin + (i64)position * 64, lane);
   wait_for_inputs();
@@ -714,7 +750,7 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
     return;
   }
   if (split >= splits) return;
-  if (!FUSED && span < spans) load_span(span);
+  if (!FUSED) start_loading();
 
   const u16* const token = qkv + (i64)row * (heads + 2 * num_kv_heads) * E;
   const bool owns_new = FUSED && split == splits - 1;
@@ -767,14 +803,26 @@ attention_kernel(const u16* __restrict__ qkv, const u16* __restrict__ q_norm, co
       *(Vec8*)(value + (load_fresh_i64(write_index + row) * num_kv_heads + kv_head) * E + l16 * 8) = new_v[0];
     attend<GROUP, 1>(r, q, new_k, new_v, half == 0);
   }
+  int slot = 0;
   while (span < spans) {
     u32 visible = 0;
 #pragma unroll
     for (int i = 0; i < SPAN / 2; ++i) visible |= (u32)(span * SPAN + i * 2 + half < num_cached) << i;
     attend<GROUP, SPAN / 2>(r, q, k, v, visible);
     span += stride;
-    if (span < spans) load_span(span);
+    if (span >= spans) break;
+    wait_for_copies<SPANS_AHEAD - 1>();
+#pragma unroll
+    for (int i = 0; i < SPAN / 2; ++i) {
+      k[i] = *(const Vec8*)(&spans_ahead[warp][slot][0][i * 2 + half][l16 * 8]);
+      v[i] = *(const Vec8*)(&spans_ahead[warp][slot][1][i * 2 + half][l16 * 8]);
+    }
+    fetch(slot, span + SPANS_AHEAD * stride, next_page);
+    next_page = page_of(span + (SPANS_AHEAD + 1) * stride);
+    slot = (slot + 1) % SPANS_AHEAD;
   }
+  wait_for_copies<0>();
+  __syncthreads();  // every warp has read its spans: their place is free
 
   // Merge the eight half-warps, then (by the last block to arrive) the splits.
 #pragma unroll
