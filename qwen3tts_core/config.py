@@ -355,6 +355,7 @@ class TalkerEngineConfig:
         token budget between two decode steps.
     deterministic: one decode bucket, prompts prefilled singly, KV padded to one length: the same
         bytes whatever else runs, on one machine and build.
+    memory_gib: what a replica on a GPU may allocate in all; 0 is no limit. A start that needs more fails.
     prefill_attention, decode_attention: "own" kernels or "flashinfer", on a GPU in bfloat16. What each
         costs: `load_tests/LOG.md`.
     """
@@ -368,6 +369,7 @@ class TalkerEngineConfig:
     prefill_buckets: tuple[int, ...] = (32, 64, 128, 256, 512)
     min_frames: int = 2
     deterministic: bool = False
+    memory_gib: float = 0.0
     prefill_attention: Attention = "own"
     decode_attention: Attention = "own"
 
@@ -376,8 +378,8 @@ class TalkerEngineConfig:
         for name in ("prefill_attention", "decode_attention"):
             if getattr(self, name) not in get_args(Attention):
                 raise ValueError(f"{name} must be 'own' or 'flashinfer', got {getattr(self, name)!r}")
-        if self.max_queued < 0 or self.num_pages < 0:
-            raise ValueError("max_queued and num_pages must be 0 or more")
+        if self.max_queued < 0 or self.num_pages < 0 or self.memory_gib < 0:
+            raise ValueError("max_queued, num_pages and memory_gib must be 0 or more")
         buckets = self.decode_buckets or _powers_of_two(self.num_slots)
         if self.deterministic:  # rows below 4 take other kernels on CPU and round differently
             buckets = (max(4, -(-self.num_slots // 4) * 4),)

@@ -24,7 +24,7 @@ from qwen3tts_core.engine.cohort import Cohort, FrameStream
 from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, STOP
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
-from qwen3tts_core.engine.talker_runner import PendingStep, TalkerRunner
+from qwen3tts_core.engine.talker_runner import MEMORY_KNOBS, PendingStep, TalkerRunner
 from qwen3tts_core.engine.tally import STEP_SECONDS, Tally
 from qwen3tts_core.errors import EngineDown, EngineFault, TTSError
 from qwen3tts_core.model.talker import open_talker
@@ -333,12 +333,14 @@ def open_talker_engine(
 
     dtype: "float32", "bfloat16", or "auto" (bfloat16 on a GPU, float32 on CPU). weight_dtype: "auto", the
     same, or "float8_e4m3": one byte a weight, half the memory to read for each frame.
-    Raises CheckpointMismatch, or ValueError for a device or dtype that isn't there.
+    Raises CheckpointMismatch, ValueError for a device or dtype that isn't there, or EngineFault for a memory
+    that is too small.
     """
     checkpoint_config = CheckpointConfig.from_checkpoint(checkpoint)
     backend = select_backend(
         device,
         deterministic=config.deterministic,
+        memory_gib=config.memory_gib,
         prefill_attention=config.prefill_attention,
         decode_attention=config.decode_attention,
     )
@@ -346,13 +348,16 @@ def open_talker_engine(
         dtype = "float32" if backend.device.type == "cpu" else "bfloat16"
     if dtype not in _DTYPES:
         raise ValueError(f"dtype must be auto, {' or '.join(_DTYPES)}, got {dtype!r}")
-    talker = open_talker(
-        checkpoint,
-        checkpoint_config,
-        num_positions=config.max_positions,
-        ops=backend.ops,
-        device=backend.device,
-        dtype=_DTYPES[dtype],
-        weight_dtype=weight_dtype,
-    )
-    return TalkerEngine(TalkerRunner(talker, config, backend), ramp, outbox)
+    try:
+        talker = open_talker(
+            checkpoint,
+            checkpoint_config,
+            num_positions=config.max_positions,
+            ops=backend.ops,
+            device=backend.device,
+            dtype=_DTYPES[dtype],
+            weight_dtype=weight_dtype,
+        )
+        return TalkerEngine(TalkerRunner(talker, config, backend), ramp, outbox)
+    except torch.OutOfMemoryError as error:
+        raise EngineFault(f"the talker doesn't fit the GPU's memory: {error}; {MEMORY_KNOBS}") from error

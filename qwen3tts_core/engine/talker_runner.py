@@ -6,6 +6,7 @@ Turns the scheduler's decisions into launches. Knows no queues, threads or strea
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,13 +19,15 @@ from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.frame_step import decode_frame
 from qwen3tts_core.engine.scheduler import Placed, PrefillPiece
 from qwen3tts_core.engine.slots import SlotState
-from qwen3tts_core.errors import InvalidCodes
+from qwen3tts_core.errors import EngineFault, InvalidCodes
 from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.attention_plan import AttentionPlanner, PlannedSequence
 from qwen3tts_core.ops.interface import Launch, LayerKV, PendingTransfer, PrefillLayout, PrefillSequence
 from qwen3tts_core.ops.select import Backend
 
 logger = logging.getLogger(__name__)
+
+MEMORY_KNOBS = "raise the talker's memory_gib, or lower its num_pages, num_slots, max_positions or buckets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +144,30 @@ class _PrefillBucket:
         self.launch()
 
 
+def _empty_cache(talker: Talker, config: TalkerEngineConfig, free_bytes: float) -> list[LayerKV]:
+    """One per layer. Raises EngineFault, before it allocates, when they don't fit."""
+    transformer = talker.config.talker.transformer
+    shape = (config.num_pages + 1, config.page_size, transformer.num_kv_heads, transformer.head_dim)
+    num_bytes = 2 * transformer.num_layers * math.prod(shape) * talker.dtype.itemsize
+    if num_bytes > free_bytes:
+        raise EngineFault(
+            f"{config.num_pages} KV pages take {num_bytes / 2**30:.2f} GiB, {max(0.0, free_bytes) / 2**30:.2f} GiB "
+            f"are free; {MEMORY_KNOBS}"
+        )
+
+    def zeros() -> Tensor:
+        return torch.zeros(shape, device=talker.device, dtype=talker.dtype)
+
+    return [LayerKV(zeros(), zeros()) for _ in range(transformer.num_layers)]
+
+
 class TalkerRunner:
     """Owns everything on the device. Every method is called from one thread."""
 
     def __init__(self, talker: Talker, config: TalkerEngineConfig, backend: Backend) -> None:
         self.talker, self.config, self.backend = talker, config, backend
-        transformer = talker.config.talker.transformer
         self.trash_page = config.num_pages
-        shape = (config.num_pages + 1, config.page_size, transformer.num_kv_heads, transformer.head_dim)
-        self.cache = [
-            LayerKV(
-                torch.zeros(shape, device=talker.device, dtype=talker.dtype),
-                torch.zeros(shape, device=talker.device, dtype=talker.dtype),
-            )
-            for _ in range(transformer.num_layers)
-        ]
+        self.cache = _empty_cache(talker, config, backend.free_bytes())
         self.state = SlotState.empty(
             config,
             width=talker.width,

@@ -254,6 +254,7 @@ def test_deterministic_mode_has_one_bucket_of_four_rows_or_more(num_slots):
     [
         (TalkerEngineConfig, {"num_slots": 0}, "num_slots"),
         (TalkerEngineConfig, {"max_queued": -1}, "max_queued"),
+        (TalkerEngineConfig, {"memory_gib": -1.0}, "memory_gib"),
         (TalkerEngineConfig, {"decode_buckets": (4, 2)}, "decode_buckets"),
         (TalkerEngineConfig, {"decode_buckets": (1, 2)}, "num_slots"),
         (TalkerEngineConfig, {"prefill_buckets": ()}, "prefill_buckets"),
@@ -268,3 +269,9 @@ def test_deterministic_mode_has_one_bucket_of_four_rows_or_more(num_slots):
 def test_sizes_that_make_no_sense_are_refused(cls, fields, named):
     with pytest.raises(ValueError, match=named):
         cls(**fields)
+
+
+def test_pages_by_default_hold_a_minute_of_speech_in_every_slot():
+    config = TalkerEngineConfig(num_slots=128)
+    prompt_rows, frames = 200, 60 * 12.5
+    assert 128 * config.pages_for(prompt_rows + int(frames)) <= config.num_pages

@@ -11,8 +11,9 @@ from qwen3tts_core.engine.frame_step import FRAME
 from qwen3tts_core.engine.scheduler import Scheduler
 from qwen3tts_core.engine.slots import SlotState
 from qwen3tts_core.engine.talker_runner import TalkerRunner
-from qwen3tts_core.errors import InvalidRequest
+from qwen3tts_core.errors import EngineFault, InvalidRequest
 from qwen3tts_core.ops.reference import run_eagerly
+from qwen3tts_core.ops.select import Backend
 from qwen3tts_core.types import ReferenceVoice, Sampling
 from tests.qwen3tts_core.request_kit import make_plan, make_request
 from tests.qwen3tts_core.talker_kit import backend_for, engine_config, small_talker
@@ -218,3 +219,18 @@ def test_a_result_is_its_own_although_the_next_step_has_run():
     expected = frames_alone(make_request("a", rows=6, frames=9), 2)
     assert np.array_equal(first.wait()[0, :-1], expected[0])
     assert np.array_equal(second.wait()[0, :-1], expected[1])
+
+
+class NearlyFull(Backend):
+    def free_bytes(self):
+        return 3 * 2**10
+
+
+def test_a_cache_that_does_not_fit_is_told_with_its_knobs():
+    plain = backend_for(TALKER)
+    backend = NearlyFull(plain.device, plain.ops, plain.capture, plain.transfer)
+    with pytest.raises(
+        EngineFault, match=r"64 KV pages take 0\.00 GiB, 0\.00 GiB are free; raise the talker's memory_gib"
+    ):
+        TalkerRunner(TALKER, engine_config(num_pages=64), backend)
+    TalkerRunner(TALKER, engine_config(num_pages=1), backend)
