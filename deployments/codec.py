@@ -24,6 +24,7 @@ from deployments.handles import StartStream, Transport, bind_stream, is_death, r
 from deployments.leases import LEASE_S, Leases
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
+from deployments.threads import let_the_engine_in
 from deployments.tracing import traced_stream
 from qwen3tts_core.config import CodecEngineConfig
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
@@ -95,6 +96,7 @@ class Codec:
     ) -> None:
         """talkers: a handle by the name of each model whose frames are decoded here."""
         send_logs_to_stderr()
+        let_the_engine_in()
         self._start_talker: dict[str, StartStream] = {
             model: bind_stream(talker, "generate", talker_transport) for model, talker in talkers.items()
         }

@@ -20,6 +20,7 @@ from deployments.exported import RaySink
 from deployments.leases import LEASE_S, Leases
 from deployments.logs import send_logs_to_stderr
 from deployments.stream_load import SECONDS_PER_FRAME, StreamLoad
+from deployments.threads import let_the_engine_in
 from deployments.tracing import traced_stream
 from qwen3tts_core.config import TalkerEngineConfig, WeightDtype
 from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
@@ -89,6 +90,7 @@ class Talker:
 
     def __init__(self, settings: TalkerSettings, open_engine: OpenTalker = open_engine) -> None:
         send_logs_to_stderr()
+        let_the_engine_in()
         self._outbox: AsyncOutbox[FrameBatch] = AsyncOutbox(asyncio.get_running_loop())
         self._load = StreamLoad(settings.engine.num_slots, settings.seconds_per_frame)
         self._engine = open_engine(settings, self._outbox)
