@@ -28,8 +28,11 @@ from deployments.launch import BEFORE_RAY
 from load_tests.drills.processes import ProcessId, descendants, end_all
 
 ROOT = Path(__file__).parents[2]
-_START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 900.0  # of an app, or for all its replicas to be replaced: a machine may be busy
 _ASK_TIMEOUT_S = 20.0
+_ON_A_BUSY_MACHINE = {
+    "RAY_worker_register_timeout_seconds": "600"
+}  # Ray gives up starting a worker after a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class DrillServer:
         self._applications: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> DrillServer:
-        for name, value in BEFORE_RAY.items():
+        for name, value in {**BEFORE_RAY, **_ON_A_BUSY_MACHINE}.items():
             os.environ.setdefault(name, value)
         try:
             ray.init(
@@ -183,6 +186,7 @@ class DrillServer:
             application["import_path"] = import_path
         for deployment in application["deployments"]:
             deployment["num_replicas"] = (num_replicas or {}).get(deployment["name"], 1)
+            deployment["graceful_shutdown_timeout_s"] = _START_TIMEOUT_S
         self._applications[name] = application
         self._deploy()
         app = App(name, f"http://127.0.0.1:{self._port}/{name}/")
