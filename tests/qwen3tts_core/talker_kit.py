@@ -27,6 +27,7 @@ from qwen3tts_core.ops.select import Backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.text.prompt import SpeechText, build_plan
 from qwen3tts_core.text.tokenizer import TextTokenizer
+from qwen3tts_core.types import Resume
 
 if not torch.cuda.is_available():
     torch.set_num_threads(1)  # tiny tensors: a second thread costs more than it brings
@@ -333,6 +334,12 @@ def speak(talker, requests, config=None, **parts):
         return inbox.wait_for(*(request.request_id for request in requests))
     finally:
         engine.stop()
+
+
+def resumed(request, spoken, num_chunks):
+    """The same request, after so many of the chunks that an engine made of it."""
+    codes = b"".join(batch.codes for batch in spoken.batches[:num_chunks])
+    return replace(request, resume=Resume(codes, tuple(spoken.sizes[:num_chunks])))
 
 
 # ---------------------------------------------------------------- doubles at the seams

@@ -26,6 +26,7 @@ from tests.qwen3tts_core.talker_kit import (
     engine_config,
     forced,
     golden,
+    resumed,
     run_rows,
     scripted,
     speak,
@@ -271,3 +272,23 @@ def test_teacher_forced_logits_in_bfloat16_stay_near_float32(machine, variant):
             assert torch.equal(actual.argmax(dim=-1)[sure], expected.argmax(dim=-1)[sure]), (name, what)
             num_sure += int(sure.sum())
     assert num_sure > 500
+
+
+# ---------------------------------------------------------------- begun elsewhere
+@each_dtype
+@pytest.mark.parametrize("is_deterministic", [True, False], ids=["stepped through", "prefilled"])
+def test_streams_that_another_engine_began_go_on_as_they_were(machine, dtype, is_deterministic):
+    """After one, two or three of their chunks, all at once. Prefilled frames round otherwise than decoded ones: in
+    half precision that is other codes now and then, so there only the shape of the rest is promised."""
+    talker = open_talker_on(machine, "custom_voice", dtype)
+    config = engine_config(deterministic=is_deterministic)
+    requests = mixed_requests(6, 40)
+    wholes = run_with_arrivals(talker, config, requests, machine.backend())
+    cuts = {request.request_id: 1 + number % 3 for number, request in enumerate(requests)}
+    again = [resumed(r, wholes[r.request_id], cuts[r.request_id]) for r in requests]
+    for name, rest in run_with_arrivals(talker, config, again, machine.backend()).items():
+        expected = wholes[name].batches[cuts[name] :]
+        assert rest.error is None
+        assert rest.batches[0].first_frame == expected[0].first_frame
+        if is_deterministic or dtype == torch.float32:
+            assert rest.batches == expected, name

@@ -19,6 +19,7 @@ from tests.qwen3tts_core.talker_kit import (
     checkpoint_talker,
     engine_config,
     golden,
+    resumed,
     small_talker,
     speak,
     talking,
@@ -42,12 +43,6 @@ def alone(request, is_deterministic=False):
 
 def undisturbed(request, mode):
     return alone(request, bool(mode))
-
-
-def resumed(request, spoken, num_chunks):
-    """The same request, after so many of the chunks that an engine made of it."""
-    codes = b"".join(batch.codes for batch in spoken.batches[:num_chunks])
-    return replace(request, resume=Resume(codes, tuple(spoken.sizes[:num_chunks])))
 
 
 def assert_goes_on(rest, whole, num_chunks):
