@@ -261,7 +261,7 @@ def _reason(ended: asyncio.Task[None]) -> _Over:
         return _Over(1000)
     if isinstance(error, _Over):
         return error
-    if isinstance(error, WebSocketDisconnect):
+    if isinstance(error, WebSocketDisconnect) or describe(error).status == 499:
         return _Over(_LEFT)
     if isinstance(error, ConfigRefused):
         cause = error.__cause__ or error

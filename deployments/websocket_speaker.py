@@ -308,9 +308,9 @@ class Speaker:
     async def _tell_failure(self, sentence: Sentence, error: BaseException) -> None:
         """The rest of the utterance would be heard with a hole in it: it is dropped."""
         self._drop(sentence.utterance, "failed")
-        if isinstance(error, WebSocketDisconnect):
-            raise error
         described = describe(error)
+        if isinstance(error, WebSocketDisconnect) or described.status == 499:  # the client has left
+            raise error
         if described.is_ours:
             logger.error("session %s: a sentence failed", self._session_id, exc_info=error)
         if isinstance(error, InvalidRequest) and error.param == "input":
