@@ -4,9 +4,13 @@ codec files are those of the Base, so that two talkers share one codec. Two ingr
 import asyncio
 import copy
 import json
+import os
+import signal
 import statistics
 import threading
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -38,6 +42,7 @@ def app(server, tmp_path_factory):
     application["name"], application["route_prefix"] = "models", "/models"
     args, deployments = application["args"], application["deployments"]
     args["voices"]["folder"] = str(folder / "voices")
+    args["resume_timeout_s"] = 0.2  # sooner than any process starts: see the last test
     args["models"][-1]["talker"] = {"num_slots": NUM_SLOTS, "max_queued": 30}
     args["models"].append({"checkpoint": mixed_checkpoint(folder / "mixed"), "model_name": "mixed"})
     deployments.append({"name": "Talker-mixed", "ray_actor_options": {"num_cpus": 0}})
@@ -351,3 +356,31 @@ def test_the_load_client_uses_cloned_voices_again_and_again(app, tmp_path, sent)
     (level,) = json.loads((tmp_path / "clones.json").read_text())["levels"]
     assert (level["num_ok"], level["num_failed"]) == (4, 0)
     assert app.client.get(VOICES).json() == before, "uploaded voices are deleted"
+
+
+# ---------------------------------------------------------------- the last test: it costs a replica
+def test_a_stream_that_nothing_takes_over_in_time_is_cut_or_told(app):
+    """One talker, and no other for it: raw bodies end unterminated, events in an error, whole bodies in a 503."""
+    body = {"model": "tiny-design", "input": "Hello.", "instructions": "A calm voice.", "max_new_tokens": 900}
+    streamed = {**body, "stream": True, "response_format": "pcm"}
+    events, pid = bytearray(), app.stats("Talker-tiny-design")["pid"]
+    with (
+        app.client.stream("POST", SPEECH, json=streamed) as raw,
+        app.client.stream("POST", SPEECH, json={**streamed, "stream_format": "sse"}) as sse,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        parts, more = raw.iter_raw(), sse.iter_raw()
+        next(parts)
+        events += next(more)
+        whole = pool.submit(app.client.post, SPEECH, json=body)
+        deadline = time.monotonic() + 60
+        while app.stats("Talker-tiny-design")["num_running"] < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)  # one replica of this run's own, by its id
+        for rest in (parts, map(events.extend, more)):
+            with pytest.raises(httpx.RemoteProtocolError):
+                deque(rest, 0)
+    last = json.loads(events.strip().rpartition(b"data: ")[2])
+    assert (last["type"], last["error"]["code"]) == ("speech.audio.error", "unavailable")
+    assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "unavailable")
