@@ -38,6 +38,7 @@ _ERRORS = {
     500: "The server failed.",
     503: "Every slot and every place in the queue is taken, or a part of the server restarts; nothing was started.",
     504: "There was no audio by the deadline; the request was given up.",
+    507: "The disk has no room for the voice; nothing of it was kept.",
 }
 
 
@@ -115,7 +116,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 **UPLOAD_OPENAPI,
                 "responses": {
                     "200": _answer("The voice as it is now.", "Voice"),
-                    **_errors(*shut, 400, 408, 409, 413, 415, 500, 503),
+                    **_errors(*shut, 400, 408, 409, 413, 415, 500, 503, 507),
                 },
             },
         },
