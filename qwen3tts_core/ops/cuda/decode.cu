@@ -107,7 +107,7 @@ __device__ __forceinline__ void mma(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a
 }
 
 // ------------------------------------------------------------------------------------ linear
-// out[m, n] = sum_k x[m, k] w[n, k], for m < num_rows <= 8 NT.
+// out[m, n] = sum_k x[m, k] w[n, k], for m < num_rows <= 8 NT gridDim.y.
 //   NORM: x is RMS-normed. Its gain is in w already; its scale, one number per row, comes at the end.
 //   GATED: w holds gate rows, then up rows; out = silu(gate) up.
 //   RESIDUAL: out += residual.
@@ -121,6 +121,11 @@ template <int K, int W, int MT, int NT, int PRE, int AHEAD, int BLOCKS, bool NOR
 __global__ void __launch_bounds__(W * 32, BLOCKS)
 linear_kernel(const u16* __restrict__ x, const unsigned char* __restrict__ w, const float* __restrict__ scales,
               const u16* __restrict__ residual, u16* __restrict__ out, int num_rows, int n_out, float eps) {
+  const int rows_before = blockIdx.y * NT * 8;
+  x += (i64)rows_before * K;
+  residual += (i64)rows_before * n_out;
+  out += (i64)rows_before * n_out;
+  num_rows -= rows_before;
   constexpr int CHUNKS = K / 32 / W;
   static_assert(CHUNKS * 32 * W == K, "K must split evenly over the warps");
   constexpr int PER_LOAD = E4M3 ? 2 : 1, LOADS = CHUNKS / PER_LOAD;  // chunks in 16 bytes

@@ -17,6 +17,7 @@ from qwen3tts_core.ops.scaled_matrix import Matrix, ScaledMatrix
 
 _WARP = 32
 _CHUNK = 32  # k values that a warp takes at a time
+_SMALL_MATRIX = 3 * 2**20  # the code predictor's, but for gate and up
 _E4M3_STEP = 2 * _CHUNK * 16  # two chunks a load, for each of the most warps a shape has
 _HEAD_DIM, _PAGE_SIZE, _MAX_GROUP = 128, 16, 4
 _ATTENTION_THREADS = 128
@@ -86,7 +87,9 @@ class DecodeKernels:
     # ------------------------------------------------------------ linear
     def accepts_linear(self, x: Tensor, weight: Matrix) -> bool:
         rows, k = x.shape
-        fits = rows <= FEW_ROWS and len(weight) % 32 == 0 and choose_shape(k, "plain", 4) is not None
+        # Twice as many rows read the weights twice, the second time from L2: small matrices bear it.
+        is_few = rows <= FEW_ROWS or (rows <= 2 * FEW_ROWS and len(weight) * k <= _SMALL_MATRIX)
+        fits = is_few and len(weight) % 32 == 0 and choose_shape(k, "plain", 4) is not None
         if isinstance(weight, ScaledMatrix):
             fits &= k % _E4M3_STEP == 0
         return fits and x.dtype == torch.bfloat16 and x.is_contiguous()
@@ -110,7 +113,7 @@ class DecodeKernels:
         )
         out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
         kind = "gated" if gated else "norm" if normed else "plain"
-        batch_tiles = next(tiles for tiles in (1, 2, 4) if rows <= 8 * tiles)
+        batch_tiles = next((tiles for tiles in (1, 2) if rows <= 8 * tiles), 4)
         shape = shape or choose_shape(k, kind, batch_tiles)
         assert shape is not None, "accepts_linear said yes"
         flags = ",".join(str(f).lower() for f in (normed, gated, residual is not None, scales is not None))
@@ -118,7 +121,7 @@ class DecodeKernels:
             f"{k},{shape.num_warps},{shape.weight_tiles},{batch_tiles},{shape.weights_ahead},{shape.x_ahead}"
         )
         args = (x, values, scales, residual, out, rows, n, eps)
-        grid = (n // ((8 if gated else 16) * shape.weight_tiles), 1, 1)
+        grid = (n // ((8 if gated else 16) * shape.weight_tiles), -(-rows // (8 * batch_tiles)), 1)
         kernel = self._library.get(f"linear_kernel<{cut},{shape.blocks},{flags}>")
         kernel.launch(grid, shape.num_warps * _WARP, args)
         return out
