@@ -43,7 +43,9 @@ def checkpoint_config(variant):
     return CheckpointConfig.from_checkpoint(FOLDERS[variant])
 
 
-def checkpoint_talker(variant, *, ops=None, num_positions=256, device="cpu", dtype=torch.float32):
+def checkpoint_talker(
+    variant, *, ops=None, num_positions=256, device="cpu", dtype=torch.float32, weight_dtype="auto"
+):
     return open_talker(
         FOLDERS[variant],
         checkpoint_config(variant),
@@ -51,6 +53,7 @@ def checkpoint_talker(variant, *, ops=None, num_positions=256, device="cpu", dty
         ops=ops or ReferenceOps(),
         device=device,
         dtype=dtype,
+        weight_dtype=weight_dtype,
     )
 
 

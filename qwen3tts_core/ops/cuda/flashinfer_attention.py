@@ -168,10 +168,22 @@ class FlashInferAttention:
         kv: LayerKV,
     ) -> Tensor:
         """See `Ops.attention`. Raises ValueError for heads or dtypes that FlashInfer doesn't have."""
-        q = rotate_and_write(qkv, q_norm, k_norm, eps, rope, layout, kv, pdl=self.pdl)
+        q = self.rotate_and_write(qkv, q_norm, k_norm, eps, rope, layout, kv)
         is_prefill = isinstance(layout, PrefillLayout)
         step = self._prefill(len(q)) if is_prefill else self._decode(len(q))
         return step.attend(q, kv, layout.page_table)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        rope: RopeTable,
+        layout: DecodeLayout | PrefillLayout,
+        kv: LayerKV,
+    ) -> Tensor:
+        return rotate_and_write(qkv, q_norm, k_norm, eps, rope, layout, kv, pdl=self.pdl)
 
     def _prefill(self, num_rows: int) -> _PlannedPrefill:
         if num_rows not in self._prefills:

@@ -127,6 +127,29 @@ class FoldingOps(ReferenceOps):
     folds_gains = True
 
 
+class NarrowOps(FoldingOps):
+    """Reads matrices of eight bits, as a GPU's backend does."""
+
+    reads_float8 = True
+
+
+def test_weights_of_eight_bits_take_half_the_memory_and_mean_the_same_widened():
+    options = {"dtype": torch.bfloat16, "weight_dtype": "float8_e4m3"}
+    kept, widened = (checkpoint_talker("custom_voice", ops=ops, **options) for ops in (NarrowOps(), None))
+
+    def layers(talker):
+        return [*talker.layers, *talker.code_predictor.layers]
+
+    for narrow, wide in zip(layers(kept), layers(widened), strict=True):
+        for name in ("qkv", "o_proj", "gate_up", "down"):
+            matrix, same = getattr(narrow, name), getattr(wide, name)
+            assert torch.equal(matrix.dequantized(torch.bfloat16), same)
+            assert matrix.nbytes < 0.55 * same.nbytes + 4 * len(same)
+    heads = kept.code_predictor.heads
+    assert torch.equal(heads[3].dequantized(torch.bfloat16), widened.code_predictor.heads[3])
+    assert kept.codec_head.dtype == torch.bfloat16  # what decides about the end of speech is left alone
+
+
 @pytest.mark.parametrize("variant", FOLDERS)
 def test_gains_folded_into_matrices_change_rounding_only(variant):
     """Hidden states and the logits of every group."""
