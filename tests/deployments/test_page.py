@@ -78,7 +78,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory):
-    with Site(tmp_path_factory.mktemp("voices"), MODELS) as site:
+    with Site(tmp_path_factory.mktemp("voices"), MODELS, resume_timeout_s=0.0) as site:
         yield site
 
 
