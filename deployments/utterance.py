@@ -74,7 +74,6 @@ class Utterance:
         self._codes: list[bytes] = []
         self._cuts: list[int] = []
         self._num_frames = 0
-        self._is_over = False
 
     def open_ahead(self) -> None:
         """Start it now; its first chunk is awaited in the background, and kept until somebody asks."""
@@ -98,15 +97,13 @@ class Utterance:
             self._cuts.append(chunk.num_frames)
         self._num_frames += chunk.num_frames
         if chunk.finish is not None:
-            self._is_over = True
-            self._chains.roll_call.ended(self._running_id)
+            self._ended()
         return chunk
 
     def cancel(self) -> None:
         if self._opening is not None:
             self._opening.cancel()  # if it has failed by now, nobody needs to hear of it: this says so, too
-        if not self._is_over:
-            self._close()
+        self._close()
 
     # ------------------------------------------------------------ chains
     async def _receive(self) -> AudioChunk:
@@ -127,7 +124,12 @@ class Utterance:
         try:
             return await anext(stream)
         except StopAsyncIteration:
+            self._ended()
             raise EngineFault("the codec's stream ended without a finish") from None
+        except Exception as error:
+            if not is_death(root_cause(error)):  # refused or failed, it is over everywhere
+                self._ended()
+            raise
 
     def _open(self) -> ItemStream:
         """A chain that goes on after the frames so far, under an id of its own: the last may not have ended everywhere."""
@@ -141,6 +143,10 @@ class Utterance:
         self._chains.roll_call.want(self._running_id)
         self._stream = self._chains.start(request)
         return self._stream
+
+    def _ended(self) -> None:
+        self._stream = None
+        self._chains.roll_call.ended(self._running_id)
 
     def _close(self) -> None:
         if self._stream is not None:

@@ -199,6 +199,17 @@ async def test_a_whole_stream_is_given_up_by_nobody(open_chain):
         assert not any(given_up for _, given_up in told)
 
 
+async def test_a_refused_stream_is_given_up_by_nobody(open_chain):
+    """A server that is full has better things to do."""
+    async with open_chain(talker=Script(capacity=0), roll_call_period_s=0.02) as chain:
+        told = []
+        chain.codec.roll_call = told_to(told, chain.codec.roll_call)
+        call = await speak(chain).finish()
+        assert call.status == 503
+        await asyncio.sleep(0.3)
+        assert not any(given_up for _, given_up in told)
+
+
 def speak(chain, **fields):
     body = json.dumps({"input": "Hello there.", "seed": 3, "response_format": "pcm", **fields}).encode()
     return chain.call("POST", "/v1/audio/speech", body, content_type="application/json")
