@@ -15,13 +15,18 @@ from load_tests.drills.server import App
 from load_tests.drills.under_load import Listeners, speeches
 
 _NUM_LISTENERS = 4
-_NUM_FRAMES = 150
+_NUM_FRAMES = 100
 _IN_USE = {"Talker": "num_running", "Codec": "num_rows_in_use"}
 _REPLACED_WITHIN_S = 300.0
+_GO_ON_WITHIN_S = 300.0  # as the app's resume_timeout_s, and more: a machine may be busy
 
 
 async def kill(app: App, *, count: int, seed: int = 0) -> DrillResult:
-    """count: of kills, Talkers and Codecs in turn, each of a replica that speaks, and never of the last one."""
+    """count: of kills, Talkers and Codecs in turn, each of a replica that speaks, and never of the last one.
+
+    Between two of them every listener hears something new: a stream that is killed again while it is still being
+    taken up has no promise but its timeout.
+    """
     with drilling("kill") as result:
         draw, killed = random.Random(seed), Counter[str]()
         num_hit = 0
@@ -33,6 +38,10 @@ async def kill(app: App, *, count: int, seed: int = 0) -> DrillResult:
                 os.kill(victim["pid"], signal.SIGKILL)  # a replica of this drill's own server, by its id
                 killed[deployment] += 1
                 num_hit += victim[_IN_USE[deployment]]
+                if not await listeners.all_went_on(_GO_ON_WITHIN_S):
+                    result.problem(
+                        f"a stream stands still {_GO_ON_WITHIN_S:.0f} s after the death of a {deployment}"
+                    )
                 if (number + 1) % 10 == 0 or number + 1 == count:
                     say(f"kill: {number + 1} of {count}, {num_hit} streams hit, {result.failed} failed")
         result.leaks(await app.held_at_rest())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple
@@ -53,8 +53,10 @@ class Heard:
         return f"status {self.status} {self.code} {self.error}, {len(self.pcm):,} bytes"
 
 
-async def listen(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Heard:
-    """Send and hear to the end, whatever that is."""
+async def listen(
+    client: httpx.AsyncClient, request: Mapping[str, Any], heard_part: Callable[[], None] = lambda: None
+) -> Heard:
+    """Send and hear to the end, whatever that is. heard_part: called with every part that comes."""
     heard, began = Heard(), time.perf_counter()
     received = bytearray()
     try:
@@ -64,6 +66,7 @@ async def listen(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Heard
                 if not received:
                     heard.first_s = time.perf_counter() - began
                 received += part
+                heard_part()
         heard.is_whole = True
     except httpx.HTTPError as error:
         heard.error = repr(error)

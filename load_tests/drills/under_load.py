@@ -6,6 +6,8 @@ For servers in deterministic mode: there the whole body is promised, byte for by
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -37,8 +39,10 @@ class Listeners:
     def __init__(self, app: App, result: DrillResult, requests: list[dict[str, Any]]) -> None:
         self._app, self._result, self._requests = app, result, requests
         self._whole: list[Heard] = []
-        self.num_heard = self.num_refused = 0
+        self._num_parts: Counter[int] = Counter()  # by listener
+        self.num_refused = 0
         self.longest_s = 0.0
+        self._listening = range(0)
 
     @asynccontextmanager
     async def listening(self, count: int) -> AsyncIterator[None]:
@@ -46,23 +50,34 @@ class Listeners:
         is_over = asyncio.Event()
         async with self._app.client(timeout_s=600) as client:
             self._whole = await references(client, self._requests)
-            tasks = [asyncio.create_task(self._listen(client, number, is_over)) for number in range(count)]
+            self._listening = range(count)
+            tasks = [asyncio.create_task(self._listen(client, one, is_over)) for one in self._listening]
             try:
                 yield
             finally:
                 is_over.set()
                 await asyncio.gather(*tasks)
 
-    async def _listen(self, client: httpx.AsyncClient, number: int, is_over: asyncio.Event) -> None:
+    async def all_went_on(self, patience_s: float) -> bool:
+        """Once each of them has heard something new; False when one doesn't in time."""
+        before = self._num_parts.copy()
+        deadline = time.monotonic() + patience_s
+        while any(self._num_parts[listener] == before[listener] for listener in self._listening):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def _listen(self, client: httpx.AsyncClient, listener: int, is_over: asyncio.Event) -> None:
+        number = listener
         while not is_over.is_set():
             which = number % len(self._requests)
-            heard = await listen(client, self._requests[which])
+            heard = await listen(client, self._requests[which], lambda: self._num_parts.update((listener,)))
             if heard.is_refused:
                 self.num_refused += 1
                 await asyncio.sleep(0.5)
                 continue
             number += 1
-            self.num_heard += 1
             self._result.requests += 1
             self.longest_s = max(self.longest_s, heard.total_s)
             self._result.add(compare(heard.pcm, self._whole[which].pcm), heard)
