@@ -106,10 +106,10 @@ class BatchCall(Response):
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._speak(scope, *numbered)) for numbered in enumerate(items)]
         results = [task.result() for task in tasks]
-        content = await asyncio.to_thread(
-            _as_json, results
-        )  # megabytes: not on the loop of everybody's audio
-        await Response(content, media_type="application/json")(scope, receive, send)
+        # Megabytes: not on the loop of everybody's audio.
+        content = await asyncio.to_thread(_as_json, results)
+        async with self._parts.unread.holding(len(content)):
+            await Response(content, media_type="application/json")(scope, receive, send)
 
     async def _speak(self, scope: Scope, index: int, item: dict[str, Any]) -> dict[str, Any]:
         request_id = f"{self._request_id}-{index}"

@@ -27,6 +27,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.edge import request_id_of
 from qwen3tts_core.errors import SlowReader
 
 logger = logging.getLogger(__name__)
@@ -61,15 +62,17 @@ class ReaderPace:
             await self._app(scope, receive, send)
             return
         has_credits = _CREDITS_HEADER.decode() in Headers(scope=scope)
-        reader = _Reader(receive, send, self._timeout_s, has_credits)
+        reader = _Reader(receive, send, self._timeout_s, has_credits, request_id_of(scope))
         await self._app(scope, reader.receive, reader.send)
 
 
 class _Reader:
     """One response's way to its reader. Raises SlowReader from `send`, from then on always."""
 
-    def __init__(self, receive: Receive, send: Send, timeout_s: float, has_credits: bool) -> None:
-        self._receive, self._send = receive, send
+    def __init__(
+        self, receive: Receive, send: Send, timeout_s: float, has_credits: bool, request_id: str
+    ) -> None:
+        self._receive, self._send, self._request_id = receive, send, request_id
         self._timeout_s, self._has_credits = timeout_s, has_credits
         self._num_sent = self._num_taken = 0
         self._has_stalled = self._has_left = False
@@ -116,7 +119,9 @@ class _Reader:
             if not limit.expired():
                 raise
             self._has_stalled = True
-            raise SlowReader(self._timeout_s) from None
+            error = SlowReader(self._timeout_s)
+            logger.warning("request %s: %s", self._request_id, error)
+            raise error from None
 
 
 def _cut(message: Message, num_bytes: int) -> Iterator[Message]:

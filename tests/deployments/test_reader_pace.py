@@ -10,7 +10,7 @@ from deployments.reader_pace import PART_BYTES, REPORT_BYTES, WINDOW_BYTES, Read
 from qwen3tts_core.errors import SlowReader
 from tests.fakes import until
 
-SCOPE = {"type": "http", "headers": [(b"host", b"here")]}
+SCOPE = {"type": "http", "headers": [(b"host", b"here"), (b"x-request-id", b"its-id")]}
 
 
 class Socket:
@@ -99,7 +99,7 @@ async def settled():
         await asyncio.sleep(0)
 
 
-async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped():
+async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped(caplog):
     reader, log = Socket(), []
     await reader.allow(1000)
     app = ReaderPace(speaker(3, 1000, log), timeout_s=0.05)
@@ -108,14 +108,17 @@ async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped():
     assert reader.taken == 1000
     assert log[0] == 1000
     assert isinstance(log[-1], SlowReader)
+    assert [record.getMessage() for record in caplog.records] == [
+        "request its-id: the client took nothing for 0.05 s; its stream was dropped"
+    ]
 
 
 async def test_a_slow_reader_that_takes_something_in_time_gets_everything():
     reader, log = Socket(), []
-    app = ReaderPace(speaker(6, 1000, log), timeout_s=0.2)
+    app = ReaderPace(speaker(6, 1000, log), timeout_s=2)
     call = asyncio.create_task(app(SCOPE, reader.receive, reader.send))
     for _ in range(6):
-        await asyncio.sleep(0.1)  # in all three times the timeout
+        await asyncio.sleep(0.5)  # in all more than the timeout
         await reader.allow(1000)
     await call
     assert reader.taken == 6000
