@@ -8,10 +8,14 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
+
+from load_tests.drills.processes import descendants, name_of
 
 SPEECH, BATCH = "v1/audio/speech", "v1/audio/speech/batch"
 NUM_FRAMES = 150
@@ -152,3 +156,47 @@ def test_health_of_a_busy_server_does_not_flap(app):
     assert {call.result().status_code for call in speaking} == {200}
     assert set(told) == {200}
     assert len(told) > 10
+
+
+def test_a_dead_ingress_cuts_its_streams_and_never_ends_them(app):
+    (pid,) = [p.pid for p in descendants(os.getpid()) if f":{app.name}:Ingress" in name_of(p.pid)]
+    events = bytearray()
+    with (
+        app.client.stream("POST", SPEECH, json={**BODY, "max_new_tokens": 2000}) as raw,
+        app.client.stream(
+            "POST", SPEECH, json={**BODY, "max_new_tokens": 2000, "stream_format": "sse"}
+        ) as sse,
+    ):
+        parts, more = raw.iter_raw(), sse.iter_raw()
+        next(parts)
+        events += next(more)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            deque(parts, 0)
+        with pytest.raises(httpx.TransportError):
+            deque(map(events.extend, more), 0)
+    assert b"speech.audio.done" not in events
+    app.wait_until_ready()
+    deadline = time.monotonic() + 90  # more than a lease, should nobody have told the engines
+    while app.num_held:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_talker_whose_codec_has_died_is_freed_long_before_its_stream_would_end(app):
+    """Ray cancels nothing when the caller of an actor's method is killed: the ingress tells the talker."""
+    long_body, pid = {**BODY, "max_new_tokens": 3500, "non_streaming_mode": True}, app.stats("Codec")["pid"]
+    with app.client.stream("POST", SPEECH, json=long_body) as response:
+        next(response.iter_raw())
+        frames_before = app.stats("Talker")["frames"]
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while (talker := app.stats("Talker"))["num_running"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert talker["frames"] - frames_before < 3000
+        assert talker["reaped"] == 0  # it was told; no lease had to run out
+    app.wait_until_ready()
+    while app.num_held:  # who left now is waited for by nobody, wherever their stream was then
+        assert time.monotonic() < deadline + 60
+        time.sleep(0.05)
