@@ -53,7 +53,7 @@ def graph_of(args):
         ({"codec": {"mode": "windowed"}}, "codec.mode"),
         ({"talker_dtype": "fp16"}, "talker_dtype"),
         ({"talker_weight_dtype": "fp8"}, "talker_weight_dtype"),
-        ({"talker": {"decode_attention": "flash"}}, "decode_attention"),
+        ({"talker": {"decode_attention": "flash"}}, "talker.decode_attention"),
         ({"talker": [1]}, "talker"),
         ({"talker": {"num_slots": True}}, "talker.num_slots"),
         ({"talker": {"num_slots": "8"}}, "talker.num_slots"),
