@@ -86,9 +86,27 @@ def main() -> int:
 
 
 def read_address(config: Path) -> Address:
-    """Where the config's app will listen. Raises OSError or ValueError."""
-    options = (yaml.safe_load(config.read_text(encoding="utf-8")) or {}).get("http_options") or {}
-    return Address(options.get("host", "127.0.0.1"), options.get("port", 8000))
+    """Where the config's app will listen. Raises OSError, or ValueError that names the key.
+
+    All else in the config is `serve_child.py`'s to check: Ray is slow to import.
+    """
+    try:
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{config} is no YAML: {' '.join(str(error).split())}") from error
+    options = _mapping(_mapping(content, str(config)).get("http_options"), "http_options")
+    host, port = options.get("host", "127.0.0.1"), options.get("port", 8000)
+    if not isinstance(host, str):
+        raise ValueError(f"http_options.host must be text, got {host!r}")
+    if type(port) is not int or not 1 <= port <= 65_535:
+        raise ValueError(f"http_options.port must be an integer from 1 to 65535, got {port!r}")
+    return Address(host, port)
+
+
+def _mapping(value: object, name: str) -> dict[str, object]:
+    if not isinstance(value, dict | None):
+        raise ValueError(f"{name} must be a mapping, got {value!r}"[:300])
+    return value or {}
 
 
 def find_problem(address: Address) -> str | None:

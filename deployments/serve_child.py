@@ -3,7 +3,8 @@
     python -m deployments.serve_child CONFIG PIPE
 
 `serve run` itself only logs a failed start and then waits for ever. Here a thread of the same process,
-so of the same cluster, looks at Serve's status, and writes what failed, one line, to the pipe.
+so of the same cluster, looks at Serve's status, and writes what failed, one line, to the pipe. A config that
+Serve would answer with a traceback is told in the same way.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import ray
+import yaml
+from pydantic import ValidationError
 from ray import serve
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ServeDeploySchema
 from ray.serve.scripts import cli
 
 _PERIOD_S = 1.0
@@ -27,10 +31,25 @@ _LONGEST_LINE = 1_000
 
 def main() -> None:
     config, pipe = sys.argv[1], int(sys.argv[2])
+    if mistake := find_mistake(Path(config)):
+        os.write(pipe, mistake.encode())
+        sys.exit(1)
     # A shell that starts the launcher in the background makes it ignore SIGINT, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_watch, args=(pipe, os.getppid()), daemon=True).start()
     cli(["run", config])
+
+
+def find_mistake(config: Path) -> str | None:
+    """The first thing in the config that Serve itself would refuse, by its key, as one line."""
+    try:
+        ServeDeploySchema.model_validate(yaml.safe_load(config.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        words = f"{config}: {place}: {first['msg']}, got {first['input']!r}"
+        return " ".join(words.split())[:_LONGEST_LINE]
+    return None
 
 
 def _watch(pipe: int, launcher: int) -> None:

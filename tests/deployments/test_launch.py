@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deployments.launch import Address, find_problem, read_address, speak_once
-from deployments.serve_child import last_error
+from deployments.serve_child import find_mistake, last_error
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +28,52 @@ def test_the_address_is_the_configs(tmp_path):
 def test_a_missing_config_is_an_error_with_its_name(tmp_path):
     with pytest.raises(OSError, match=r"nope\.yaml"):
         read_address(tmp_path / "nope.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("- 1\n", r"config\.yaml must be a mapping"),
+        ("a: [1\nb: }\n", r"config\.yaml is no YAML"),
+        ("http_options: 5\n", r"http_options must be a mapping, got 5"),
+        ('http_options: {port: "8000"}\n', r"http_options\.port must be .* got '8000'"),
+        ("http_options: {port: 99999}\n", r"http_options\.port must be .* got 99999"),
+        ("http_options: {port: true}\n", r"http_options\.port must be .* got True"),
+        ("http_options: {host: 127}\n", r"http_options\.host must be text, got 127"),
+    ],
+)
+def test_an_address_that_is_none_is_told_by_its_key(tmp_path, text, key):
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    with pytest.raises(ValueError, match=key) as caught:
+        read_address(config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("applications: 5\n", "applications: "),
+        ("applications: [{import_path: nowhere}]\n", "applications.0.import_path: "),
+        ("{applications: [], http_options: {request_timeout_s: soon}}\n", "http_options.request_timeout_s: "),
+        (
+            "applications: [{import_path: 'a:b', deployments: [{name: Talker, num_replicas: -1}]}]\n",
+            "applications.0.deployments.0.num_replicas",
+        ),
+    ],
+)
+def test_what_serve_would_refuse_is_told_by_its_key(tmp_path, text, key):
+    config = tmp_path / "config.yaml"
+    config.write_text(text)
+    assert key in find_mistake(config)
+    assert "\n" not in find_mistake(config)
+
+
+@pytest.mark.parametrize(
+    "config", sorted((ROOT / "serve_configs").glob("tiny_*.yaml")), ids=lambda path: path.name
+)
+def test_serve_refuses_nothing_in_our_own_configs(config):
+    assert find_mistake(config) is None
 
 
 def test_a_taken_port_is_told_before_anything_starts():
