@@ -63,9 +63,7 @@ async def _disconnects(_: DrillServer, app: App, scale: Scale) -> DrillResult:
 
 
 async def _slow_readers(server: DrillServer, app: App, scale: Scale) -> DrillResult:
-    return await slow_readers.slow_readers(
-        server, app, count=scale.count(8, least=4), num_others=scale.count(40, least=4)
-    )
+    return await slow_readers.slow_readers(server, app, count=4, num_others=scale.count(40, least=4))
 
 
 async def _half_open(server: DrillServer, app: App, scale: Scale) -> DrillResult:
