@@ -35,34 +35,6 @@ logger = logging.getLogger(__name__)
 READER_TIMEOUT_S = 300.0
 """For a reader that takes nothing. The kernel tells of no progress before a third of what it holds for the reader has
 been taken, up to 1.3 MB: half a minute of listening to PCM, but three minutes to MP3 at 64 kbit/s."""
-WINDOW_BYTES are on their way. A proxy that
-runs without it (its variable must be in the environment that starts Ray: launch.py sets it) leaves the
-first of the two pictures, with queues that wait for nobody.
-
-A body that waits stops its chain: the engines go on to the end of the piece in hand, not to the next.
-"""
-
-from __future__ import annotations
-
-import asyncio
-import logging
-import os
-import socket
-import struct
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
-
-from starlette.datastructures import Headers
-from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from deployments.edge import request_id_of
-from qwen3tts_core.errors import SlowReader
-
-logger = logging.getLogger(__name__)
-
-READER_TIMEOUT_S = 60.0
-"""For a reader that takes nothing. A player that is behind by all the buffers between takes something sooner."""
 WINDOW_BYTES = 2 << 20
 """On their way through Serve's queues, per response: 44 s of PCM16 at 24 kHz."""
 PART_BYTES = 1 << 16
