@@ -90,10 +90,11 @@ soak: install  ## Mixed load for MINUTES; memory, files, slots and pages must st
 	$(BIN)/python -m load_tests.soak --minutes $(MINUTES)
 
 serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
-	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(CONFIG)
+	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(if $(MPS),--mps) $(CONFIG)
 
-serve-gpu: install-gpu  ## The same with the published 1.7B checkpoint on one GPU
-	@$(MAKE) --no-print-directory serve FAST=1 CONFIG=serve_configs/qwen3tts.yaml
+serve-gpu: MPS = 1
+serve-gpu: install-gpu  ## The same with the published 1.7B checkpoint on one GPU, under an MPS daemon of its own (MPS= without)
+	@$(MAKE) --no-print-directory serve FAST=1 MPS=$(MPS) CONFIG=serve_configs/qwen3tts.yaml
 
 clean:  ## Remove the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
