@@ -15,6 +15,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from load_tests.drills.half_open import half_open
 from load_tests.drills.kill import kill
 from load_tests.drills.overload import overload
 from load_tests.drills.redeploy import redeploy
-from load_tests.drills.report import DrillResult, table
+from load_tests.drills.report import BEGUN, DrillResult, table
 from load_tests.drills.server import App, DrillServer
 from load_tests.drills.stall import stall
 
@@ -104,13 +105,13 @@ _SPARED_ARGS: dict[str, Any] = {
 _SPARED_REPLICAS = {"Talker": 3, "Codec": 3, "Ingress": 2}
 
 
-async def run(server: DrillServer, wanted: set[str], scale: Scale) -> list[DrillResult]:
-    """The drills, each on the app it needs; one app at a time."""
-    results = []
+async def run(server: DrillServer, wanted: set[str], scale: Scale) -> None:
+    """The drills, each on the app it needs; one app at a time. Their results are in BEGUN."""
     if chosen := [drill for name, drill in PLAIN.items() if name in wanted]:
         args = {**slow_readers.APP_ARGS, "first_audio_timeout_s": _PATIENCE_S}
         app = await server.start("tiny_cpu", args, name="plain")
-        results += [await drill(server, app, scale) for drill in chosen]
+        for drill in chosen:
+            await drill(server, app, scale)
         await server.stop(app)
     if chosen := [drill for name, drill in SPARED.items() if name in wanted]:
         app = await server.start(
@@ -120,14 +121,14 @@ async def run(server: DrillServer, wanted: set[str], scale: Scale) -> list[Drill
             num_replicas=_SPARED_REPLICAS,
             import_path="load_tests.drills.stalling:build_app",
         )
-        results += [await drill(server, app, scale) for drill in chosen]
+        for drill in chosen:
+            await drill(server, app, scale)
         await server.stop(app)
     if FULL_DISK in wanted:
         with tempfile.TemporaryDirectory() as folder:
             app = await server.start("tiny_base", {"voices": {"folder": folder}}, name="clone")
-            results.append(await full_disk(app, Path(folder), count=scale.count(20, least=2)))
+            await full_disk(app, Path(folder), count=scale.count(20, least=2))
             await server.stop(app)
-    return results
 
 
 def main() -> int:
@@ -141,16 +142,24 @@ def main() -> int:
     if unknown := wanted - set(names):
         parser.error(f"no such drill: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     began = time.monotonic()
-    with DrillServer(arguments.port) as server:
-        results = asyncio.run(run(server, wanted, Scale(arguments.scale)))
-    print(f"\n{table(results)}\n")
-    is_good = all(result.is_good for result in results)
+    problem = None
+    try:
+        with DrillServer(arguments.port) as server:
+            asyncio.run(run(server, wanted, Scale(arguments.scale)))
+    except KeyboardInterrupt:
+        problem = "interrupted"
+    except Exception as error:  # noqa: BLE001 - told, also by the exit status; what was found until then is shown
+        traceback.print_exc()
+        problem = repr(error)
+    print(f"\n{table(BEGUN)}\n")
+    is_good = problem is None and all(result.is_good for result in BEGUN)
     report = {
         "command": "chaos",
         "scale": arguments.scale,
         "is_good": is_good,
+        "problem": problem,
         "seconds": round(time.monotonic() - began, 1),
-        "drills": [result.as_dict() for result in results],
+        "drills": [result.as_dict() for result in BEGUN],
     }
     print(json.dumps(report))
     return 0 if is_good else 1

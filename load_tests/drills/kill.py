@@ -42,14 +42,14 @@ async def kill(app: App, *, count: int, seed: int = 0) -> DrillResult:
                     result.problem(
                         f"a stream stands still {_GO_ON_WITHIN_S:.0f} s after the death of a {deployment}"
                     )
+                result.notes = {
+                    **{f"{name}s killed": killed[name] for name in sorted(killed)},
+                    "streams hit": num_hit,
+                    "longest s": round(listeners.longest_s, 1),
+                }
                 if (number + 1) % 10 == 0 or number + 1 == count:
                     say(f"kill: {number + 1} of {count}, {num_hit} streams hit, {result.failed} failed")
         result.leaks(await app.held_at_rest())
-        result.notes = {
-            **{f"{name}s killed": killed[name] for name in sorted(killed)},
-            "streams hit": num_hit,
-            "longest s": round(listeners.longest_s, 1),
-        }
     return result
 
 

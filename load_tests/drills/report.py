@@ -61,21 +61,29 @@ class DrillResult:
         return {**asdict(self), "is_good": self.is_good}
 
 
+BEGUN: list[DrillResult] = []
+"""Every drill of this process, in order: also those that a Ctrl-C cut short have something to tell."""
+
+
 @contextmanager
 def drilling(name: str) -> Iterator[DrillResult]:
     """A drill's result, which says how long it took, and how it went; its own crash is a problem, not an end."""
     result, began = DrillResult(name), time.monotonic()
+    BEGUN.append(result)
     say(f"{name}: begins")
     try:
         yield result
     except Exception as error:  # noqa: BLE001 - the other drills should run; this one is not good
         result.problem(f"the drill itself broke: {error!r}")
-    result.seconds = round(time.monotonic() - began, 1)
-    say(
-        f"{name}: {'as promised' if result.is_good else 'BROKEN'}, {result.requests} requests, {result.seconds} s"
-    )
-    for problem in result.problems:
-        say(f"{name}: {problem}")
+    except BaseException:
+        result.problem("interrupted before its end")
+        raise
+    finally:
+        result.seconds = round(time.monotonic() - began, 1)
+        verdict = "as promised" if result.is_good else "BROKEN"
+        say(f"{name}: {verdict}, {result.requests} requests, {result.seconds} s")
+        for problem in result.problems:
+            say(f"{name}: {problem}")
 
 
 def say(line: str) -> None:

@@ -42,7 +42,7 @@ class Listeners:
         self._num_parts: Counter[int] = Counter()  # by listener
         self.num_refused = 0
         self.longest_s = 0.0
-        self._listening = range(0)
+        self._streaming: set[int] = set()
 
     @asynccontextmanager
     async def listening(self, count: int) -> AsyncIterator[None]:
@@ -50,8 +50,7 @@ class Listeners:
         is_over = asyncio.Event()
         async with self._app.client(timeout_s=600) as client:
             self._whole = await references(client, self._requests)
-            self._listening = range(count)
-            tasks = [asyncio.create_task(self._listen(client, one, is_over)) for one in self._listening]
+            tasks = [asyncio.create_task(self._listen(client, one, is_over)) for one in range(count)]
             try:
                 yield
             finally:
@@ -59,10 +58,11 @@ class Listeners:
                 await asyncio.gather(*tasks)
 
     async def all_went_on(self, patience_s: float) -> bool:
-        """Once each of them has heard something new; False when one doesn't in time."""
+        """Once each that hears a stream has heard something new; False when one doesn't in time."""
         before = self._num_parts.copy()
         deadline = time.monotonic() + patience_s
-        while any(self._num_parts[listener] == before[listener] for listener in self._listening):
+        streaming = self._streaming.copy()
+        while any(self._num_parts[listener] == before[listener] for listener in streaming):
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(0.05)
@@ -72,6 +72,7 @@ class Listeners:
         number = listener
         while not is_over.is_set():
             which = number % len(self._requests)
+            (self._streaming.add if self._requests[which]["stream"] else self._streaming.discard)(listener)
             heard = await listen(client, self._requests[which], lambda: self._num_parts.update((listener,)))
             if heard.is_refused:
                 self.num_refused += 1

@@ -22,7 +22,7 @@ from load_tests.drills.listening import (
     compare_lengths,
 )
 from load_tests.drills.processes import descendants, end_all, is_alive, name_of, num_open_files, rss_bytes
-from load_tests.drills.report import DrillResult, drilling, table
+from load_tests.drills.report import BEGUN, DrillResult, drilling, table
 from load_tests.drills.server import Held
 
 
@@ -119,9 +119,11 @@ def test_a_drill_that_breaks_is_not_good_and_does_not_end_the_others(capsys):
     assert "no replica" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_all_drills():
-    with pytest.raises(KeyboardInterrupt), drilling("one"):
+def test_ctrl_c_ends_all_drills_and_what_was_begun_is_not_good():
+    with pytest.raises(KeyboardInterrupt), drilling("one") as result:
         raise KeyboardInterrupt
+    assert BEGUN[-1] is result
+    assert not result.is_good
 
 
 def test_the_table_has_a_row_for_each_drill_and_columns_that_line_up():
