@@ -63,7 +63,7 @@ class _Threaded:
         self.script, self._outbox = script, outbox
         self._active, self._queue = {}, []
         self._num_started, self._stopping = 0, False
-        self._wake = threading.Condition()
+        self._wake, self._ended = threading.Condition(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self):
@@ -73,6 +73,7 @@ class _Threaded:
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -112,7 +113,8 @@ class _Threaded:
                 state = self._active.get(request_id)
             if state is None:
                 continue
-            time.sleep(self.script.seconds_per_item)
+            if self._ended.wait(self.script.seconds_per_item):
+                return
             item = work(state)
             self._outbox.put(request_id, item)
             self._outbox.flush()

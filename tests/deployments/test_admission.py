@@ -1,8 +1,7 @@
 """Beyond what the engines hold: refused at once, or given up at the deadline; the rest doesn't notice."""
 
-import asyncio
 import json
-import time
+import threading
 
 import pytest
 
@@ -59,11 +58,9 @@ async def test_as_many_as_the_limit_are_all_served(open_chain):
 @pytest.mark.parametrize("slow", ["talker", "codec"])
 @pytest.mark.parametrize("mode", [{}, {"stream": True}, {"stream_format": "sse"}])
 async def test_no_audio_by_the_deadline_is_a_504_that_frees_everything(open_chain, slow, mode):
-    script = Script(num_frames=60, seconds_per_item=0.6)
-    async with open_chain(**{slow: script}, first_audio_timeout_s=0.15) as chain:
-        began = time.perf_counter()
+    never = Script(num_frames=60, seconds_per_item=3600)
+    async with open_chain(**{slow: never}, first_audio_timeout_s=0.15) as chain:
         call = await speak(chain, **mode).finish()
-        assert time.perf_counter() - began < 0.5
         assert (call.status, error_of(call)["code"]) == (504, "first_audio_timeout")
         assert "0.15 s" in error_of(call)["message"]
         assert error_of(call)["type"] == "server_error"
@@ -71,30 +68,42 @@ async def test_no_audio_by_the_deadline_is_a_504_that_frees_everything(open_chai
 
 
 async def test_the_deadline_is_for_the_first_audio_alone(open_chain):
-    async with open_chain(
-        talker=Script(num_frames=60, seconds_per_item=0.1), first_audio_timeout_s=0.3
-    ) as chain:
+    slow = Script(num_frames=700, seconds_per_item=0.05)  # 31 items: 1.6 s
+    async with open_chain(talker=slow, first_audio_timeout_s=1.0) as chain:
         for mode in ({}, {"stream": True}):
-            call = await speak(chain, **mode).finish()
-            assert (call.status, len(call.body)) == (200, 60 * 3840)
+            call = await speak(chain, max_new_tokens=700, **mode).finish()
+            assert (call.status, len(call.body)) == (200, 700 * 3840)
+
+
+class HeldEncoder(FakeReferenceEncoder):
+    """Encodes nothing before it is released."""
+
+    def __init__(self):
+        super().__init__()
+        self.released = threading.Event()
+
+    def _run(self, clip, key, in_context):
+        assert self.released.wait(60)
+        return super()._run(clip, key, in_context)
 
 
 async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base):
-    encoder = FakeReferenceEncoder(seconds=0.5)
+    encoder = HeldEncoder()
     clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
-    async with open_base(encoder=encoder, first_audio_timeout_s=0.15) as chain:
+    async with open_base(encoder=encoder, first_audio_timeout_s=0.5) as chain:
         call = await speak(chain, **clone).finish()
         assert (call.status, error_of(call)["code"]) == (504, "first_audio_timeout")
         assert chain.talker_engine.requests == []
-        await asyncio.sleep(0.5)
+        encoder.released.set()
         assert (await speak(chain, **clone).finish()).status == 200, "what was encoded meanwhile is kept"
 
 
 async def test_one_clock_runs_over_all_the_waits(open_base):
-    encoder = FakeReferenceEncoder(seconds=0.3)
+    """Neither the clip nor the first frame takes longer than is given, and both together do."""
+    encoder = FakeReferenceEncoder(seconds=1.0)
     clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
-    slow = Script(seconds_per_item=0.3)
-    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=0.5) as chain:
+    slow = Script(num_frames=1, seconds_per_item=1.0)
+    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=1.6) as chain:
         assert (await speak(chain, **clone).finish()).status == 504
         assert len(chain.talker_engine.requests) == 1
         assert (await speak(chain, **clone).finish()).status == 200, "the clip is remembered"
