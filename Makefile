@@ -12,10 +12,11 @@ MINUTES ?= 10
 BROWSERS := chromium chromium-browser google-chrome google-chrome-stable
 ARGS    ?=
 SCENARIO ?= --help
+STAGE   ?=
 CHECKPOINT ?= $(error CHECKPOINT=folder is needed)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load autoscale chaos soak serve serve-gpu clean
+.PHONY: help install install-gpu browser fmt check test test-fast test-parity test-e2e test-gpu bench-talker bench-codec bench-serve load autoscale chaos soak serve serve-gpu train-speaking clean
 
 help:  ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +96,10 @@ serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak
 serve-gpu: MPS = 1
 serve-gpu: install-gpu  ## The same with the published 1.7B checkpoint on one GPU, under an MPS daemon of its own (MPS= without)
 	@$(MAKE) --no-print-directory serve FAST=1 MPS=$(MPS) CONFIG=serve_configs/qwen3tts.yaml
+
+train-speaking: install  ## One stage of making checkpoints/speaking; STAGE=prepare, data, codec, encode, talker, export or evaluate, ARGS='--budget-s 480'
+	@test -n "$(STAGE)" || { cat checkpoints/speaking/recipe/README.md; exit 0; }
+	@test -z "$(STAGE)" || $(BIN)/python -m checkpoints.speaking.recipe.run $(STAGE) $(ARGS)
 
 clean:  ## Remove the virtual environment and every cache
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from checkpoints.speaking.recipe.layers import Mlp, RmsNorm, rope_angles, rotate
 from checkpoints.speaking.recipe.layout import SAMPLES_PER_FRAME
 from checkpoints.speaking.recipe.mel import Mel
 from checkpoints.speaking.recipe.rvq import SplitQuantizer
@@ -24,9 +25,7 @@ _SNAKE_EPS = 1e-9
 
 
 class CausalConv(nn.Module):
-    def __init__(
-        self, num_in: int, num_out: int, kernel: int, *, dilation: int = 1, groups: int = 1
-    ) -> None:
+    def __init__(self, num_in: int, num_out: int, kernel: int, *, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv1d(num_in, num_out, kernel, dilation=dilation, groups=groups)
         self.reach = (kernel - 1) * dilation
@@ -106,26 +105,14 @@ class Attention(nn.Module):
         return out
 
 
-class Mlp(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return y
-
-
 class TransformerLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config)
         self.mlp = Mlp(width, config.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(width, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps=eps)
+        self.input_layernorm = RmsNorm(width, eps=eps)
+        self.post_attention_layernorm = RmsNorm(width, eps=eps)
         self.self_attn_layer_scale = _Scale(width)
         self.mlp_layer_scale = _Scale(width)
 
@@ -145,7 +132,7 @@ class WindowTransformer(nn.Module):
         self.theta = transformer.rope_theta
         self.input_proj = nn.Linear(config.latent_dim, width)
         self.layers = nn.ModuleList(TransformerLayer(transformer) for _ in range(transformer.num_layers))
-        self.norm = nn.RMSNorm(width, eps=transformer.rms_norm_eps)
+        self.norm = RmsNorm(width, eps=transformer.rms_norm_eps)
         self.output_proj = nn.Linear(width, config.latent_dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -298,21 +285,6 @@ class Codec(nn.Module):
     def encode(self, wave: Tensor) -> Tensor:
         """[B, F * 1920] -> codes [B, F, G] int64."""
         return self.decoder.quantizer(self.encoder(wave))[2]
-
-
-def rope_angles(
-    num_positions: int, head_dim: int, theta: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32, [positions, head_dim / 2]."""
-    half = torch.arange(0, head_dim, 2, device=device).float() / head_dim
-    angles = torch.arange(num_positions, device=device).float()[:, None] * theta**-half
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-form rotary embedding in float32. x: [.., T, head_dim]; cos, sin: [T, head_dim / 2]."""
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
 
 
 def _behind(num_frames: int, device: torch.device) -> Tensor:

@@ -32,21 +32,23 @@ def encode_corpus(
     """Codes [F, G] uint8 on the host, silence made canonical. window: frames kept of each pass."""
     codec.eval()
     total, span = corpus.total_frames, window + 2 * _CONTEXT
-    starts = torch.arange(0, total, window)
+    device = corpus.samples.device
+    starts = torch.arange(0, total, window, device=device)
     parts = []
     for group in starts.split(batch):
         first = group - _CONTEXT
-        sample = first[:, None] * SAMPLES_PER_FRAME + torch.arange(span * SAMPLES_PER_FRAME)
+        sample = first[:, None] * SAMPLES_PER_FRAME + torch.arange(span * SAMPLES_PER_FRAME, device=device)
         inside = (sample >= 0) & (sample < len(corpus.samples))
-        sample = sample.clamp(0, len(corpus.samples) - 1).to(corpus.samples.device)
-        wave = corpus.samples[sample].float() / 32768 * inside.to(sample.device)
+        wave = corpus.samples[sample.clamp(0, len(corpus.samples) - 1)].float() / 32768 * inside
         parts.append(codec.encode(wave)[:, _CONTEXT : _CONTEXT + window].flatten(0, 1).to(torch.uint8))
     codes = torch.cat(parts)[:total]
     silence = silent_codes(codec)
     is_silent = (corpus.phones.view(-1, LABELS_PER_FRAME) == 0).all(dim=1)
     codes[is_silent] = silence
     used = [int(column.unique().numel()) for column in codes.T]
-    journal.write(stage="encode", frames=total, silent=round(float(is_silent.float().mean()), 3), used=str(used))
+    journal.write(
+        stage="encode", frames=total, silent=round(float(is_silent.float().mean()), 3), used=str(used)
+    )
     return codes.cpu()
 
 

@@ -27,7 +27,9 @@ from checkpoints.speaking.recipe.speaking import Uttered, Wanted, to_samples, ut
 from checkpoints.speaking.recipe.synthesize import Spoken, say_all
 from load_tests.wer import Heard, corpus_wer, open_whisper
 
-_LONGEST_HYPOTHESIS = 2  # times the reference's words: a decoding loop over noise is one error a word, not a hundred
+_LONGEST_HYPOTHESIS = (
+    2  # times the reference's words: a decoding loop over noise is one error a word, not a hundred
+)
 
 
 @dataclass(frozen=True, slots=True)

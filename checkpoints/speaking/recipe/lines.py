@@ -85,7 +85,7 @@ def collect(target: Path, seed: int, wordnet: Path = WORDNET) -> tuple[int, int]
     glosses: dict[str, None] = {}
     for definition in _definitions(wordnet):
         examples.update(dict.fromkeys(filter(is_usable, re.findall(r'"([^"]+)"', definition))))
-        first = re.sub(r"\([^)]*\)", "", definition.split(";")[0]).strip()
+        first = " ".join(re.sub(r"\([^)]*\)", "", definition.split(";")[0]).split())
         if is_usable(first):
             glosses[first] = None
     plain = {_words(line) for line in held_out_sentences()}
@@ -127,6 +127,6 @@ def _definitions(wordnet: Path) -> Iterator[str]:
     if not files:
         raise FileNotFoundError(f"no data files of WordNet in {wordnet}: install Debian's wordnet-base")
     for file in files:
-        for row in file.read_text(encoding="ascii", errors="ignore").splitlines():
+        for row in file.read_text(encoding="utf-8", errors="replace").splitlines():
             if not row.startswith("  ") and "|" in row:
                 yield row.split("|", 1)[1].strip()

@@ -1,12 +1,12 @@
 """One command, one stage at a time; each goes on where it stopped. README.md beside this file is the runbook.
 
-    python -m checkpoints.speaking.recipe.run STAGE [--work build/speaking] [--budget-s 480] [--resume] ...
+python -m checkpoints.speaking.recipe.run STAGE [--work build/speaking] [--budget-s 480] [--resume] ...
 
-    prepare    what the other stages need of this machine: teacher's libraries, text, tokenizer, configs
-    data       the corpus, in shards (can run beside `codec`)
-    codec      train the codec            encode   the corpus in codes
-    talker     train the talker           export   the checkpoint
-    evaluate   word error rates
+prepare    what the other stages need of this machine: teacher's libraries, text, tokenizer, configs
+data       the corpus, in shards (can run beside `codec`)
+codec      train the codec            encode   the corpus in codes
+talker     train the talker           export   the checkpoint
+evaluate   word error rates
 """
 
 from __future__ import annotations
@@ -193,8 +193,13 @@ def encode(call: Call) -> None:
 
 def talker(call: Call) -> None:
     place, arguments, config = call.place, call.arguments, call.place.config
-    plan = train_talker.REHEARSAL if call.is_rehearsal else train_talker.Plan()
-    trainer = train_talker.TalkerTrainer(config, plan, call.device, compiles=arguments.compile)
+    plan = train_talker.FINE_TUNING if arguments.fine_tune else train_talker.Plan()
+    trainer = train_talker.TalkerTrainer(
+        config,
+        train_talker.REHEARSAL if call.is_rehearsal else plan,
+        call.device,
+        compiles=arguments.compile,
+    )
     if arguments.fine_tune and not place.talker_state.exists():
         weights = load_file(place.talker_weights)
         trainer.talker.load_state_dict(weights)
@@ -269,21 +274,31 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("stage", choices=list(STAGES))
     parser.add_argument("--work", type=Path, default=Path("build/speaking"), help="(build/speaking)")
-    parser.add_argument("--sizes", choices=list(SIZES), default="speaking", help="rehearsal is tiny (speaking)")
+    parser.add_argument(
+        "--sizes", choices=list(SIZES), default="speaking", help="rehearsal is tiny (speaking)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (0)")
     parser.add_argument("--device", help="(cuda where there is one, else cpu)")
     parser.add_argument("--budget-s", type=float, default=480.0, help="stop cleanly after so long (480)")
-    parser.add_argument("--planned-s", type=float, help="training time of all sittings (codec 480, talker 500)")
+    parser.add_argument(
+        "--planned-s", type=float, help="training time of all sittings (codec 480, talker 500)"
+    )
     parser.add_argument("--steps", type=int, help="plan by steps instead")
-    parser.add_argument("--resume", action="store_true", help="go on with the last checkpoint, if there is one")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the last checkpoint, if there is one"
+    )
     parser.add_argument("--compile", action="store_true", help="torch.compile the large parts")
     parser.add_argument(
-        "--fine-tune", action="store_true", help="codec: decoder alone, on fixed codes; talker: from its weights"
+        "--fine-tune",
+        action="store_true",
+        help="codec: decoder alone, on fixed codes; talker: from its weights",
     )
     parser.add_argument("--hours", type=float, default=40.0, help="data: of speech (40)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="data: (all cores)")
     parser.add_argument("--flite", type=Path, default=DEBIAN_FOLDER, help="prepare: the libraries' folder")
-    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoints/speaking"), help="export, evaluate")
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("checkpoints/speaking"), help="export, evaluate"
+    )
     parser.add_argument("--sentences", type=int, default=40, help="evaluate: how many (40)")
     return parser.parse_args(argv)
 

@@ -150,7 +150,9 @@ class SplitQuantizer(nn.Module):
         first = self.rvq_first.bypass(latent)
         return first + self.rvq_rest.bypass(latent), first
 
-    def forward(self, latent: Tensor, num_kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(
+        self, latent: Tensor, num_kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """num_kept counts all books, at least 1. Returns sum, first branch, codes [B, F, G], commitment."""
         first, first_codes, first_loss = self.rvq_first(latent)
         rest, rest_codes, rest_loss = self.rvq_rest(latent, None if num_kept is None else num_kept - 1)

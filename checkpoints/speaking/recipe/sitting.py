@@ -90,9 +90,7 @@ class Sitting:
             return False
         saved = torch.load(self._file, map_location=device, weights_only=True)
         if set(saved["parts"]) != set(self._parts):
-            raise ValueError(
-                f"{self._file} holds {sorted(saved['parts'])}, expected {sorted(self._parts)}"
-            )
+            raise ValueError(f"{self._file} holds {sorted(saved['parts'])}, expected {sorted(self._parts)}")
         for name, part in self._parts.items():
             part.load_state_dict(saved["parts"][name])
         self.step, self.trained_s = saved["step"], saved["trained_s"]
@@ -122,7 +120,7 @@ class Sitting:
 
 def seed_step(seed: int, step: int) -> None:
     """All draws of a step follow from (seed, step), so a resumed run goes on as the whole one would."""
-    torch.manual_seed((seed << 32) + step)
+    torch.manual_seed((seed * 1_000_003 + step) % 2**32)  # the CPU's generator takes no more bits
 
 
 def warm_cosine(step: int, progress: float, *, warmup_steps: int, floor: float) -> float:

@@ -20,6 +20,7 @@ from qwen3tts_core.engine.talker_engine import TalkerEngine
 from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
 from qwen3tts_core.model.talker import open_talker
+from qwen3tts_core.ops.interface import PendingTransfer
 from qwen3tts_core.ops.reference import HostTransfer, ReferenceOps, run_eagerly
 from qwen3tts_core.ops.select import Backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -45,6 +46,13 @@ class Uttered:
 
     codes: NDArray[np.int16]
     has_ended: bool
+
+
+class _Copied(HostTransfer):
+    """Results come to the host at once, from whatever device."""
+
+    def start(self, result: torch.Tensor) -> PendingTransfer:
+        return super().start(result.cpu())
 
 
 class _Inbox:
@@ -83,7 +91,7 @@ def utter(
     device = torch.device(device)
     ops = ReferenceOps()
     talker = open_talker(checkpoint, config, num_positions=sizes.max_positions, ops=ops, device=device)
-    backend = Backend(device, ops, run_eagerly, HostTransfer())
+    backend = Backend(device, ops, run_eagerly, _Copied())
     inbox = _Inbox()
     engine = TalkerEngine(TalkerRunner(talker, sizes, backend), ChunkRamp(), inbox)
     for i, one in enumerate(wanted):

@@ -135,7 +135,9 @@ def _opened(maker: ShardMaker) -> tuple[Lines, teacher.Flite, TextTokenizer]:
     return _cache[maker]
 
 
-def synthesize(maker: ShardMaker, *, hours: float, processes: int, budget_s: float, journal: Journal) -> float:
+def synthesize(
+    maker: ShardMaker, *, hours: float, processes: int, budget_s: float, journal: Journal
+) -> float:
     """Make shards until there are `hours` of speech or the time is over; the hours that are there.
 
     Shards that exist count as they are. Numbers rise without gaps, so `hours` more continue the corpus.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from checkpoints.speaking.recipe.codec_model import Mlp, rope_angles, rotate
+from checkpoints.speaking.recipe.layers import Mlp, RmsNorm, rope_angles, rotate
 from qwen3tts_core.config import CheckpointConfig, TransformerConfig
 
 _NONE = -1
@@ -33,8 +33,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, kv_rows, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_rows, bias=False)
         self.o_proj = nn.Linear(rows, config.hidden_size, bias=False)
-        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.q_norm = RmsNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = RmsNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -54,8 +54,8 @@ class DecoderLayer(nn.Module):
         width = config.hidden_size
         self.self_attn = Attention(config)
         self.mlp = Mlp(width, config.intermediate_size)
-        self.input_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps=config.rms_norm_eps)
+        self.input_layernorm = RmsNorm(width, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = RmsNorm(width, eps=config.rms_norm_eps)
         self.dropout = dropout
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -71,7 +71,7 @@ class _Stack(nn.Module):
     def __init__(self, config: TransformerConfig, dropout: float) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DecoderLayer(config, dropout) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RmsNorm(config.hidden_size, eps=config.rms_norm_eps)
         self._head_dim, self._theta = config.head_dim, config.rope_theta
 
     def forward(self, x: Tensor, *, tap: int = 0) -> tuple[Tensor, Tensor]:
@@ -184,7 +184,9 @@ def lay_out(
     n = num_text[:, None]
     body = text.gather(1, i.clamp(0, text.shape[1] - 1))
     text_ids = torch.where(i < n, body, torch.where(i == n, ids.tts_eos, ids.tts_pad))
-    head_text = torch.tensor([*ids.role, *[ids.tts_pad] * LONGEST_HEAD], device=device)[row.clamp(max=LONGEST_HEAD)]
+    head_text = torch.tensor([*ids.role, *[ids.tts_pad] * LONGEST_HEAD], device=device)[
+        row.clamp(max=LONGEST_HEAD)
+    ]
     head_text = torch.where(i == -1, ids.tts_bos, head_text)
     text_ids = torch.where(i < 0, head_text, text_ids)
 

@@ -74,6 +74,7 @@ class CodecTrainer:
     ) -> None:
         """is_frozen: encoder and books stay as they are, so that codes that are made already keep their meaning."""
         self.plan, self.device, self._is_frozen = plan, device, is_frozen
+        self.is_half = device.type == "cuda"  # bfloat16 where it is fast; spectra stay float32
         self.codec = Codec(config, encoder_width, len(PHONES), LABELS_PER_FRAME).to(device)
         if is_frozen:
             self.codec.encoder.requires_grad_(False)
@@ -117,14 +118,16 @@ class CodecTrainer:
             self.codec.encoder.eval()
             self.codec.decoder.quantizer.eval()
         self._set_rates(number, progress)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half):
             losses, fake = self._spectral(wave, phones, progress)
             if fake is not None and progress >= self.plan.judges:
                 losses["judge"] = self._train_judges(wave, fake)
                 losses |= self._adversarial(wave, fake)
         weights = {"mel": 15.0, "spectrum": 0.25, "commit": 0.25 / 16, "bands": 1.0, "phones": 0.3}
         weights |= {"adversarial": 1.0, "features": 2.0, "judge": 0.0}
-        total = torch.stack([weights[name] * loss.float() for name, loss in losses.items() if weights[name]]).sum()
+        total = torch.stack(
+            [weights[name] * loss.float() for name, loss in losses.items() if weights[name]]
+        ).sum()
         self.optimizer.zero_grad()
         total.backward()
         norm = nn.utils.clip_grad_norm_(self.codec.parameters(), 10.0 if "mel" in losses else 1.0)
@@ -134,11 +137,16 @@ class CodecTrainer:
     def _set_rates(self, number: int, progress: float) -> None:
         plan = self.plan
         if progress < plan.waves:
-            set_rate(self.optimizer, _RATE_A * warm_cosine(number, progress / plan.waves, warmup_steps=100, floor=0.3))
+            set_rate(
+                self.optimizer,
+                _RATE_A * warm_cosine(number, progress / plan.waves, warmup_steps=100, floor=0.3),
+            )
         elif progress < plan.judges:
             set_rate(self.optimizer, _RATE_B)
         else:
-            factor = warm_cosine(number, (progress - plan.judges) / (1 - plan.judges), warmup_steps=1, floor=0.05)
+            factor = warm_cosine(
+                number, (progress - plan.judges) / (1 - plan.judges), warmup_steps=1, floor=0.05
+            )
             set_rate(self.optimizer, _RATE_GAN * factor)
             set_rate(self.judge_optimizer, _RATE_GAN * factor)
 

@@ -10,6 +10,7 @@ Weights that are used are a running average.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from checkpoints.speaking.recipe.sitting import Journal, Sitting, seed_step, set
 from checkpoints.speaking.recipe.talker_model import Batch, Corruption, TrainableTalker
 from checkpoints.speaking.recipe.teacher import PHONES
 from qwen3tts_core.config import CheckpointConfig
+
+logger = logging.getLogger(__name__)
 
 _IGNORED = -100
 
@@ -45,6 +48,7 @@ class Plan:
     log_every: int = 50
 
 
+FINE_TUNING = Plan(rate=3e-4, warmup_steps=100)
 REHEARSAL = Plan(rows=600, frames=32, warmup_steps=2, log_every=1)
 
 
@@ -74,6 +78,7 @@ class TalkerTrainer:
         self, config: CheckpointConfig, plan: Plan, device: torch.device, *, compiles: bool = False
     ) -> None:
         self.plan, self.device = plan, device
+        self.is_half = device.type == "cuda"
         self.talker = TrainableTalker(config, len(PHONES)).to(device)
         self.average = Average(self.talker, plan.average_decay)
         self.corruption = Corruption()
@@ -104,7 +109,7 @@ class TalkerTrainer:
             self.optimizer,
             plan.rate * warm_cosine(number, progress, warmup_steps=plan.warmup_steps, floor=plan.floor),
         )
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half):
             numbers = self.losses(batch)
         total = numbers["first"] + numbers["rest"] + plan.phone_weight * numbers["phones"]
         self.optimizer.zero_grad()
@@ -182,7 +187,7 @@ def train_talker(
     started = last_probe = time.monotonic()
     for number, progress in sitting.steps():
         if probe is not None and time.monotonic() - last_probe > probe_every_s:
-            journal.write(stage="probe", step=number, **probe(trainer.average.tensors))
+            _probe(probe, trainer, number, journal)
             last_probe = time.monotonic()
         seed_step(seed, number)
         numbers = trainer.step(corpus.draw(trainer.plan.rows), number, progress)
@@ -195,4 +200,14 @@ def train_talker(
                 **{name: round(float(value), 4) for name, value in numbers.items()},
             )
     if probe is not None:
-        journal.write(stage="probe", step=sitting.step, **probe(trainer.average.tensors))
+        _probe(probe, trainer, sitting.step, journal)
+
+
+def _probe(probe: Probe, trainer: TalkerTrainer, step: int, journal: Journal) -> None:
+    """What fails is told, and no more: an observation must not cost a training its minutes."""
+    try:
+        numbers: Mapping[str, object] = probe(trainer.average.tensors)
+    except Exception as error:
+        logger.exception("the probe at step %d", step)
+        numbers = {"error": repr(error)}
+    journal.write(stage="probe", step=step, **numbers)
