@@ -33,7 +33,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.scaling_args import AutoscalingArgs
 from load_tests.drills.listening import BYTES_PER_FRAME, Heard, body, listen
-from load_tests.drills.report import say
+from load_tests.drills.report import aligned, say
 from load_tests.fake_cluster import FakeCluster, free_port
 
 CONFIG = Path(__file__).parents[1] / "serve_configs" / "tiny_autoscaling.yaml"
@@ -291,15 +291,8 @@ def _changes(values: Iterable[int]) -> str:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
-    names = list(rows[0])
-    cells = [names, *([str(row[name]) for name in names] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    lines = [
-        "| " + " | ".join(c.ljust(width) for c, width in zip(line, widths, strict=True)) + " |"
-        for line in cells
-    ]
-    return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
+    """One line a phase."""
+    return aligned([list(rows[0]), *([str(value) for value in row.values()] for row in rows)])
 
 
 def main() -> int:

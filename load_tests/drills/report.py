@@ -96,9 +96,13 @@ _COLUMNS = (
 
 
 def table(results: Sequence[DrillResult]) -> str:
-    """Markdown, aligned."""
-    rows = [_COLUMNS, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    """One line a drill."""
+    return aligned([_COLUMNS, *(_row(result) for result in results)])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown. rows: the first has the columns' names."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
     rule = "|".join(["", *("-" * (width + 2) for width in widths), ""])
     return "\n".join([lines[0], rule, *lines[1:]])
