@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        with Client(options.url) as client:
+        opened = Client(options.url)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    try:
+        with opened as client:
             run: Callable[[Client, argparse.Namespace], None] = options.run
             run(client, options)
     except KeyboardInterrupt:
@@ -59,7 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("whoever read the output has left")
     except (httpx.ConnectError, ConnectionRefusedError) as error:
         return _fail(f"{base_url(options.url).rstrip('/')} can't be reached: {error}")
-    except (SinkError, OSError, httpx.HTTPError, UnicodeDecodeError) as error:
+    except UnicodeError as error:
+        return _fail(f"this is not UTF-8: {error}")
+    except (SinkError, OSError, httpx.HTTPError) as error:
         return _fail(str(error) or type(error).__name__)
     return 0
 
@@ -141,6 +148,8 @@ def _format(options: argparse.Namespace) -> str:
         raise UsageError(f"-f {chosen} contradicts the name {options.output}")
     if chosen not in _PLAIN and (options.live or options.play or options.output is None):
         raise UsageError(f"playing and --live need wav or pcm, got {chosen}")
+    if options.live and sys.stdin is None:
+        raise UsageError("--live reads the text from stdin, which is closed")
     if options.live and (options.text is not None or options.input is not None):
         raise UsageError("--live reads the text from stdin, and was given another")
     return chosen
@@ -153,7 +162,7 @@ def _text(options: argparse.Namespace) -> str:
         return str(options.text)
     if options.input not in (None, "-"):
         return Path(options.input).read_text(encoding="utf-8")
-    if options.text is None and options.input is None and sys.stdin.isatty():
+    if sys.stdin is None or (options.text is None and options.input is None and sys.stdin.isatty()):
         raise UsageError('no text: qwen3tts say "Hello there.", or -i FILE, or pipe it in')
     return sys.stdin.buffer.read().decode("utf-8")
 
@@ -167,12 +176,14 @@ def _text_as_it_comes(descriptor: int) -> Iterator[str]:
 
 
 def _fields(client: Client, options: argparse.Namespace) -> dict[str, Any]:
-    """The request's, without those that aren't given."""
+    """The request's, without those that aren't given. Raises UsageError."""
+    if options.design is not None and options.instructions is not None:
+        raise UsageError("--design says how the voice speaks, too; got --instructions beside it")
     fields = {
         "model": options.model,
         "voice": options.voice,
         "language": options.language,
-        "instructions": options.design or options.instructions,
+        "instructions": options.instructions if options.design is None else options.design,
         "ref_audio": None if options.clone is None else Path(options.clone),
         "ref_text": options.ref_text,
         "speed": options.speed,
@@ -231,6 +242,13 @@ def delete_voice(client: Client, options: argparse.Namespace) -> None:
 
 
 # ---------------------------------------------------------------- the command line
+def number(text: str) -> float:
+    """Raises ValueError for what JSON has no word for, too."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"not finite: {text}")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="qwen3tts",
@@ -282,10 +300,10 @@ def _add_say(say_parser: argparse.ArgumentParser) -> None:
     )
     design.add_argument("--clone", metavar="CLIP", help="the voice of an audio file, from a Base model")
     add("--ref-text", help="what is said in CLIP; then the voice speaks in its manner, too")
-    add("--speed", type=float, help="0.25 to 4")
+    add("--speed", type=number, help="0.25 to 4")
     add("--sample-rate", type=int, help="Hz: 8000, 16000, 24000, 48000")
     add("--seed", type=int)
-    add("--temperature", type=float)
+    add("--temperature", type=number)
     add("--max-new-tokens", type=int, help="frames of 80 ms")
     add("-q", "--quiet", action="store_true", help="no figures at the end")
     say_parser.set_defaults(run=say)

@@ -21,7 +21,7 @@ from deployments.client import wire
 from deployments.client.wire import StreamCut
 
 if TYPE_CHECKING:
-    from websockets import ConnectionClosed, InvalidStatus
+    from websockets import ConnectionClosed, InvalidHandshake
     from websockets.asyncio.client import ClientConnection as AsyncConnection
     from websockets.sync.client import ClientConnection
 
@@ -89,7 +89,11 @@ def _cut(error: ConnectionClosed) -> StreamCut:
     return StreamCut(received.reason or "the server closed the session", code=f"closed_{received.code}")
 
 
-def _refused(error: InvalidStatus) -> wire.ServerError:
+def _refused(error: InvalidHandshake) -> wire.ServerError:
+    from websockets import InvalidStatus
+
+    if not isinstance(error, InvalidStatus):
+        return wire.ServerError(f"this is no qwen3tts server: {error}")
     response = error.response
     return wire.error_of(response.status_code, response.headers, bytes(response.body or b""))
 
@@ -109,12 +113,12 @@ class Session:
     @classmethod
     @contextmanager
     def open(cls, url: str, headers: dict[str, str], fields: dict[str, Any]) -> Iterator[Session]:
-        from websockets import InvalidStatus
+        from websockets import InvalidHandshake
         from websockets.sync.client import connect
 
         try:
             connection = connect(url, additional_headers=headers, open_timeout=wire.CONNECT_S, **_OPTIONS)
-        except InvalidStatus as error:
+        except InvalidHandshake as error:
             raise _refused(error) from error
         with connection:
             session = cls(connection)
@@ -233,14 +237,14 @@ class AsyncSession:
     async def open(
         cls, url: str, headers: dict[str, str], fields: dict[str, Any]
     ) -> AsyncIterator[AsyncSession]:
-        from websockets import InvalidStatus
+        from websockets import InvalidHandshake
         from websockets.asyncio.client import connect
 
         try:
             connection = await connect(
                 url, additional_headers=headers, open_timeout=wire.CONNECT_S, **_OPTIONS
             )
-        except InvalidStatus as error:
+        except InvalidHandshake as error:
             raise _refused(error) from error
         async with connection:
             session = cls(connection)

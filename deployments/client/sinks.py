@@ -47,7 +47,17 @@ class Into:
 
 @contextmanager
 def into_file(path: Path, wav_rate_hz: int | None) -> Iterator[Sink]:
-    """The file is there once the audio is whole, with its size in the header; an unfinished one never is."""
+    """The file is there once the audio is whole, with its size in the header; an unfinished one never is.
+
+    A device or a pipe takes it as it comes: nothing may replace one.
+    """
+    if path.is_dir():
+        raise SinkError(f"{path} is a directory")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield Into(file, wav_rate_hz)
+        return
+    path = Path(os.path.realpath(path))  # a link stays one
     part = path.with_name(path.name + ".part")
     try:
         file = part.open("wb")
@@ -68,6 +78,8 @@ def into_file(path: Path, wav_rate_hz: int | None) -> Iterator[Sink]:
 @contextmanager
 def into_stdout(wav_rate_hz: int | None) -> Iterator[Sink]:
     """As it comes."""
+    if sys.stdout is None:
+        raise SinkError("stdout is closed")
     yield Into(sys.stdout.buffer, wav_rate_hz)
 
 
@@ -101,7 +113,7 @@ def into_player(command: str | None, rate_hz: int) -> Iterator[Sink]:
 def find_player(command: str | None) -> Sequence[str] | None:
     """None: the sounddevice package. Raises SinkError where there is nothing that plays."""
     if command is not None:
-        return shlex.split(command)
+        return _split(command)
     for known in _PLAYERS:
         if shutil.which(known[0]) is not None:
             return known
@@ -111,6 +123,16 @@ def find_player(command: str | None) -> Sequence[str] | None:
     raise SinkError(
         f"nothing here plays audio: install one of {names}, or the package sounddevice; or give -o FILE"
     )
+
+
+def _split(command: str) -> Sequence[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError:  # an open quotation
+        words = []
+    if not words:
+        raise SinkError(f"the player is no command: {command!r}")
+    return words
 
 
 @contextmanager

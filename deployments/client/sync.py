@@ -12,7 +12,7 @@ import httpx
 
 from deployments.client import wire
 from deployments.client.sessions import Session
-from deployments.client.wire import Speech, SpeechEvent, SseReader, StreamCut
+from deployments.client.wire import BROKEN, Speech, SpeechEvent, SseReader, StreamCut
 
 
 class AudioStream:
@@ -20,15 +20,15 @@ class AudioStream:
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
-        self.content_type = response.headers["content-type"]
-        self.sample_rate_hz = int(response.headers["x-sample-rate-hz"])
-        self.seed = int(response.headers["x-seed"])
+        self.content_type = wire.header(response, "content-type")
+        self.sample_rate_hz = int(wire.header(response, "x-sample-rate-hz"))
+        self.seed = int(wire.header(response, "x-seed"))
 
     def __iter__(self) -> Iterator[bytes]:
         """Raises StreamCut when the server fails on the way."""
         try:
             yield from self._response.iter_raw()
-        except httpx.RemoteProtocolError as error:
+        except BROKEN as error:
             raise StreamCut("the server broke the stream off") from error
 
 
@@ -42,7 +42,7 @@ class EventStream(AudioStream):
             for line in self._response.iter_lines():
                 if (event := reader.feed(line)) is not None:
                     yield event
-        except httpx.RemoteProtocolError as error:
+        except BROKEN as error:
             raise StreamCut("the server broke the stream off") from error
         reader.finish()
 
@@ -52,7 +52,7 @@ class Client:
 
     fields, everywhere: those of a speech request (README, API): `voice`, `seed`, `response_format`, …; `ref_audio` may
     be a path or bytes. Every call raises ServerError with the server's words, or httpx's own errors where
-    nothing answers.
+    nothing answers. ValueError: no address, or no key.
     """
 
     def __init__(
@@ -99,25 +99,23 @@ class Client:
 
     # ------------------------------------------------------------ the rest
     def models(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._call("GET", wire.MODELS).json()["data"]
+        found: list[dict[str, Any]] = wire.object_of(self._call("GET", wire.MODELS), "data")["data"]
         return found
 
     def voices(self, model: str | None = None) -> dict[str, Any]:
         """`data`: every voice, or that model's; `default`; `languages`."""
         params = {} if model is None else {"model": model}
-        found: dict[str, Any] = self._call("GET", wire.VOICES, params=params).json()
-        return found
+        return wire.object_of(self._call("GET", wire.VOICES, params=params), "data", "default", "languages")
 
     def add_voice(
         self, name: str, clip: str | os.PathLike[str] | bytes, ref_text: str | None = None
     ) -> dict[str, Any]:
         """Give a clip's voice a name. ref_text: what is said in it."""
         data, files = wire.voice_form(name, clip, ref_text)
-        told: dict[str, Any] = self._call("POST", wire.VOICES, data=data, files=files).json()
-        return told
+        return wire.object_of(self._call("POST", wire.VOICES, data=data, files=files), "id")
 
     def delete_voice(self, name: str) -> None:
-        self._call("DELETE", f"{wire.VOICES}/{name}")
+        self._call("DELETE", wire.voice_path(name))
 
     def _call(self, method: str, path: str, **request: Any) -> httpx.Response:
         response = self._http.request(method, path, **request)

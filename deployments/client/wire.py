@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import httpx
 
@@ -25,6 +25,10 @@ SESSION = "v1/audio/speech/stream"
 CONNECT_S = 10.0
 READ_S = 600.0
 """Between two parts of an answer. A whole body comes in one, when all of it is made."""
+
+
+BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
+"""The connection ended within a body: closed, or reset."""
 
 
 class ServerError(Exception):
@@ -96,8 +100,17 @@ SpeechEvent = AudioDelta | SpeechDone
 
 # ---------------------------------------------------------------- out
 def base_url(url: str | None) -> str:
-    """The server's address, from the environment if it isn't given; with or without a trailing `/v1`."""
+    """The server's address, from the environment if it isn't given; with or without a trailing `/v1`.
+
+    Raises ValueError for what is none.
+    """
     url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    try:
+        scheme = httpx.URL(url).scheme
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{url!r} is no address: {error}") from None
+    if scheme not in ("http", "https"):
+        raise ValueError(f"a server's address starts with http:// or https://, got {url!r}")
     return url.rstrip("/").removesuffix("/v1") + "/"
 
 
@@ -108,8 +121,10 @@ def session_url(url: str) -> str:
 
 
 def headers(api_key: str | None) -> dict[str, str]:
-    """api_key: from the environment if it isn't given."""
+    """api_key: from the environment if it isn't given. Raises ValueError, which doesn't show it."""
     key = api_key or os.environ.get(KEY_VARIABLE)
+    if key and not (key.isascii() and key.isprintable()):
+        raise ValueError("the API key holds characters that no header can carry")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
@@ -140,18 +155,45 @@ def voice_form(
     return fields, {"audio_sample": ("clip", data)}
 
 
+def voice_path(name: str) -> str:
+    return f"{VOICES}/{quote(name, safe='')}"
+
+
 # ---------------------------------------------------------------- in
+def header(response: httpx.Response, name: str) -> str:
+    """Of those that every answer of this server has. Raises ServerError where it isn't there."""
+    if name not in response.headers:
+        raise _stranger(response)
+    found: str = response.headers[name]
+    return found
+
+
+def object_of(response: httpx.Response, *names: str) -> dict[str, Any]:
+    """A JSON object with at least these. Raises ServerError."""
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not found.keys() >= set(names):
+        raise _stranger(response)
+    return found
+
+
+def _stranger(response: httpx.Response) -> ServerError:
+    kind = response.headers.get("content-type", "nothing known")
+    return ServerError(f"{response.url} is no qwen3tts server: it answers with {kind}", response.status_code)
+
+
 def speech_of(response: httpx.Response) -> Speech:
-    told = response.headers
     return Speech(
         audio=response.content,
-        content_type=told["content-type"],
-        sample_rate_hz=int(told["x-sample-rate-hz"]),
-        seed=int(told["x-seed"]),
-        finish_reason=told["x-finish-reason"],
-        num_frames=int(told["x-num-frames"]),
-        audio_seconds=float(told["x-audio-seconds"]),
-        request_id=told.get("x-request-id", ""),
+        content_type=header(response, "content-type"),
+        sample_rate_hz=int(header(response, "x-sample-rate-hz")),
+        seed=int(header(response, "x-seed")),
+        finish_reason=header(response, "x-finish-reason"),
+        num_frames=int(header(response, "x-num-frames")),
+        audio_seconds=float(header(response, "x-audio-seconds")),
+        request_id=response.headers.get("x-request-id", ""),
     )
 
 

@@ -222,6 +222,23 @@ WRONG = [
     (("say", "-i", "missing.txt", "-o", "x.wav"), 1, "missing.txt"),
     (("say", "--clone", "missing.wav", "Hi", "-o", "x.wav"), 1, "missing.wav"),
     (("sing",), 2, "invalid choice"),
+    ((*HELLO, "-o", "."), 1, ". is a directory"),
+    ((*HELLO, "-o", ""), 1, ". is a directory"),
+    ((*HELLO, "--player", ""), 1, "no command: ''"),
+    ((*HELLO, "--player", "'"), 1, 'no command: "\'"'),
+    ((*HELLO, "--speed", "nan", "-o", "x.wav"), 2, "argument --speed: invalid number value: 'nan'"),
+    (
+        (*HELLO, "--temperature", "inf", "-o", "x.wav"),
+        2,
+        "argument --temperature: invalid number value: 'inf'",
+    ),
+    ((*HELLO, "--design", "A low voice.", "--instructions", "Slow.", "-o", "x.wav"), 2, "--design"),
+    (("say", "\udcff", "-o", "x.wav"), 1, "not UTF-8"),  # as Python has what isn't
+    (("delete-voice", "\udcff"), 1, "not UTF-8"),
+    (("delete-voice", "nobody?x"), 1, "'nobody?x' can't name a voice"),  # not another's name
+    (("--url", "localhost:8000", "models"), 2, "starts with http:// or https://, got 'localhost:8000'"),
+    (("--url", "ftp://127.0.0.1", "say", "--live", "-o", "x.wav"), 2, "starts with http:// or https://"),
+    (("--url", "http://[::1", "models"), 2, "'http://[::1' is no address"),
     (("--url", "http://127.0.0.1:1", "models"), 1, "http://127.0.0.1:1 can't be reached: "),
     (("--url", "http://127.0.0.1:1", "say", "--live", "-o", "x.wav"), 1, "can't be reached: "),
 ]
@@ -233,6 +250,72 @@ async def test_what_went_wrong_is_told_and_no_file_is_left(serving, run, tmp_pat
             got, out, told = await run(chain, *arguments)
             assert (got, out, words in told) == (status, b"", True), (arguments, told)
             assert not list(tmp_path.glob("x.*"))
+
+
+async def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(serving, run):
+    async with serving() as chain:
+        for key in ("schlüssel", "two\nlines"):
+            status, _, told = await run(chain, "models", QWEN3TTS_API_KEY=key)
+            assert (status, "no header can carry" in told, key[:3] in told) == (2, True, False)
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["stdin", "stdout"])
+async def test_a_shell_may_have_closed_what_it_reads_or_writes(serving, tmp_path, missing):
+    verbs = {0: ["say --live -o x.wav", "say -o x.wav"], 1: ["say Hello. -o -"]}[missing]
+    async with serving() as chain:
+        for verb in verbs:
+            process = await asyncio.create_subprocess_shell(
+                f"{sys.executable} -m deployments.client.cli {verb} {missing}>&-",
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "QWEN3TTS_URL": chain.url},
+                stderr=asyncio.subprocess.PIPE,
+            )
+            told = (await process.stderr.read()).decode()
+            assert await process.wait() in (1, 2)
+            assert told.startswith("qwen3tts: ")
+            assert "Traceback" not in told
+
+
+async def test_a_device_or_pipe_is_written_to_and_never_replaced(serving, run, tmp_path):
+    os.mkfifo(tmp_path / "pipe.wav")
+    async with serving() as chain:
+        reading = asyncio.create_task(asyncio.to_thread((tmp_path / "pipe.wav").read_bytes))
+        assert (await run(chain, *HELLO, "-o", "pipe.wav"))[0] == 0
+        assert (tmp_path / "pipe.wav").is_fifo()
+        assert len(frames_of(await reading)) > 0
+        assert not list(tmp_path.glob("*.part"))
+
+
+async def test_a_link_stays_one(serving, run, tmp_path):
+    (tmp_path / "link.wav").symlink_to("real.wav")
+    async with serving() as chain:
+        assert (await run(chain, *HELLO, "-o", "link.wav"))[0] == 0
+    assert (tmp_path / "link.wav").is_symlink()
+    assert len(frames_of((tmp_path / "real.wav").read_bytes())) > 0
+
+
+@pytest.mark.parametrize("verb", ["models", "voices", "say Hello.", "say --live", "delete-voice ada"])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<p/>", b"SSH-2.0-x\r\n", b""]
+)
+async def test_what_is_no_server_of_ours_is_said_to_be_none(run, tmp_path, verb, answer):
+    async def greet(reader, writer):
+        await reader.read(1)
+        writer.write(answer)
+        writer.close()
+
+    class Stranger:
+        url = ""
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as stranger:
+        Stranger.url = f"http://127.0.0.1:{stranger.sockets[0].getsockname()[1]}"
+        words = verb.split()
+        output = ["-o", "x.wav"] if words[0] == "say" else []
+        status, out, told = await run(Stranger, *words, *output, stdin=b"Hello.")
+    deleted = words[0] == "delete-voice" and answer.startswith(b"HTTP")  # 200 is all that it needs to know
+    assert (status, out) == (0 if deleted else 1, b"")
+    assert told.startswith("" if deleted else "qwen3tts: ")
+    assert not list(tmp_path.glob("x.*"))
 
 
 async def test_speech_that_fails_on_the_way_leaves_no_file(serving, run, tmp_path):
