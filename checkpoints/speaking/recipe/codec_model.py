@@ -69,7 +69,7 @@ class ConvNeXtBlock(nn.Module):
         self.gamma = nn.Parameter(torch.full((width,), _LAYER_SCALE))
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.dwconv(x).transpose(1, 2))
+        h: Tensor = self.norm(self.dwconv(x).transpose(1, 2))
         h = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(h)))
         return x + h.transpose(1, 2)
 
@@ -190,9 +190,9 @@ class TrainableDecoder(nn.Module):
             width //= 2
         self.decoder = nn.Sequential(*stages, Snake(width), CausalConv(width, 1, _KERNEL))
 
-    def half(self, quantized: Tensor) -> Tensor:  # type: ignore[override]
+    def first_half(self, quantized: Tensor) -> Tensor:
         """[B, C, F] -> [B, latent, 4 F]: all that is no convolution stack, at 50 Hz."""
-        h = self.pre_transformer(self.pre_conv(quantized))
+        h: Tensor = self.pre_transformer(self.pre_conv(quantized))
         for stage in self.upsample:
             h = stage(h)
         return h
@@ -207,7 +207,7 @@ class TrainableDecoder(nn.Module):
         quantized = first.output_proj(first.books[0].rows[codes[..., 0]].transpose(1, 2))
         total = sum(book.rows[codes[..., g]] for g, book in enumerate(rest.books, start=1))
         assert isinstance(total, Tensor)
-        return self.wave(self.half(quantized + rest.output_proj(total.transpose(1, 2))))
+        return self.wave(self.first_half(quantized + rest.output_proj(total.transpose(1, 2))))
 
 
 class MelEncoder(nn.Module):
@@ -284,7 +284,8 @@ class Codec(nn.Module):
     @torch.no_grad()
     def encode(self, wave: Tensor) -> Tensor:
         """[B, F * 1920] -> codes [B, F, G] int64."""
-        return self.decoder.quantizer(self.encoder(wave))[2]
+        codes: Tensor = self.decoder.quantizer(self.encoder(wave))[2]
+        return codes
 
 
 def _behind(num_frames: int, device: torch.device) -> Tensor:

@@ -87,11 +87,12 @@ def evaluate(
     out: Path,
     *,
     codec: Codec | None,
+    speaks: bool = True,
     seed: int,
     journal: Journal,
     listener: Callable[[Path], Listener] = Listener,
 ) -> list[Score]:
-    """Scores of every voice; the codec's only where its training checkpoint is at hand."""
+    """Scores of every voice: the codec's only with its encoder, the talker's only if `speaks`."""
     out.mkdir(parents=True, exist_ok=True)
     ear, scores = listener(out), []
     for voice in VOICES:
@@ -103,8 +104,11 @@ def evaluate(
             codec.eval()
             codes = [codec.encode(one[None] / 32768)[0].numpy() for one in waves]
             rows.append(("codec", to_samples(checkpoint, codes), len(texts)))
-        uttered = utter(checkpoint, [Wanted(text, voice, seed + i) for i, text in enumerate(texts)])
-        rows.append(("talker", to_samples(checkpoint, [one.codes for one in uttered]), _num_ended(uttered)))
+        if speaks:
+            uttered = utter(checkpoint, [Wanted(text, voice, seed + i) for i, text in enumerate(texts)])
+            rows.append(
+                ("talker", to_samples(checkpoint, [one.codes for one in uttered]), _num_ended(uttered))
+            )
         for kind, samples, num_ended in rows:
             scores.append(ear.score(kind, voice, texts, samples, teacher, num_ended))
             journal.write(stage="evaluate", **asdict(scores[-1]))

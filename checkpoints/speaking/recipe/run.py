@@ -229,7 +229,8 @@ def export(call: Call) -> None:
     shutil.copytree(place.skeleton, target, dirs_exist_ok=True)
     trained = trained_codec(call)
     export_codec(target, trained.decoder.state_dict())
-    export_talker(target, load_file(place.talker_weights))
+    if not call.arguments.codec_only:
+        export_talker(target, load_file(place.talker_weights))
     call.journal.write(stage="export", bytes=checked_size(target))
 
 
@@ -243,6 +244,7 @@ def evaluate(call: Call) -> None:
         held_out_sentences()[: arguments.sentences],
         place.work / "evaluation",
         codec=trained_codec(call) if place.codec_weights.exists() else None,
+        speaks=not arguments.codec_only,
         seed=arguments.seed,
         journal=call.journal,
     )
@@ -298,6 +300,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--flite", type=Path, default=DEBIAN_FOLDER, help="prepare: the libraries' folder")
     parser.add_argument(
         "--checkpoint", type=Path, default=Path("checkpoints/speaking"), help="export, evaluate"
+    )
+    parser.add_argument(
+        "--codec-only", action="store_true", help="export, evaluate: while there is no talker yet"
     )
     parser.add_argument("--sentences", type=int, default=40, help="evaluate: how many (40)")
     return parser.parse_args(argv)

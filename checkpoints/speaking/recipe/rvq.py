@@ -94,7 +94,7 @@ class ResidualQuantizer(nn.Module):
 
     @property
     def books(self) -> list[Codebook]:
-        return [layer.book for layer in self.vq.layers]  # type: ignore[union-attr,misc]
+        return [layer.book for layer in self.vq.layers]  # type: ignore[misc]
 
     def _must_seed(self) -> bool:
         """Before the first update. Asks the device once, not in every step."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
@@ -145,8 +146,9 @@ def synthesize(
     maker.out.mkdir(parents=True, exist_ok=True)
     started, made_s = time.monotonic(), sum(map(seconds_of, sorted(maker.out.glob("shard-*.safetensors"))))
     number = 0
-    with ProcessPoolExecutor(processes) as pool:
-        running = set()
+    # Forked, though threads may be frowned upon: sixteen imports of torch would take longer than the first shard.
+    with ProcessPoolExecutor(processes, get_context("fork")) as pool:
+        running: set[Future[float]] = set()
 
         def fill() -> None:
             nonlocal number

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,9 @@ class DecoderLayer(nn.Module):
 
 class _Stack(nn.Module):
     """Layers and the final norm, with embeddings beside them as the official names want it."""
+
+    codec_embedding: Any  # one table in the talker, a list of them in the code predictor
+    text_embedding: Any
 
     def __init__(self, config: TransformerConfig, dropout: float) -> None:
         super().__init__()

@@ -9,189 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-_ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_ONES = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+)
+_TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
 _ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth"}
 _ORDINALS |= {"nine": "ninth", "twelve": "twelfth"}
-_DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-_MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
-_NAMES = [
-    "Anna",
-    "Ben",
-    "Clara",
-    "David",
-    "Emma",
-    "Frank",
-    "Grace",
-    "Henry",
-    "Irene",
-    "Jack",
-    "Kate",
-    "Leo",
-    "Maria",
-    "Nick",
-    "Olivia",
-    "Paul",
-    "Quinn",
-    "Rosa",
-    "Sam",
-    "Tina",
-    "Victor",
-    "Wendy",
-    "Alice",
-    "Tom",
-    "Julia",
-    "Peter",
-    "Susan",
-    "Mark",
-    "Laura",
-    "James",
-]
-_CITIES = [
-    "London",
-    "Paris",
-    "Berlin",
-    "Boston",
-    "Chicago",
-    "Madrid",
-    "Rome",
-    "Tokyo",
-    "Sydney",
-    "Toronto",
-    "Dublin",
-    "Oslo",
-    "Vienna",
-    "Denver",
-    "Seattle",
-    "Glasgow",
-    "Houston",
-    "Cairo",
-    "Delhi",
-    "Athens",
-]
-_THINGS = [
-    "apple",
-    "book",
-    "chair",
-    "door",
-    "engine",
-    "flower",
-    "garden",
-    "hammer",
-    "island",
-    "jacket",
-    "kettle",
-    "lamp",
-    "mirror",
-    "needle",
-    "orange",
-    "pencil",
-    "question",
-    "radio",
-    "spoon",
-    "table",
-    "umbrella",
-    "village",
-    "window",
-    "yellow",
-    "ticket",
-    "bottle",
-    "camera",
-    "phone",
-    "letter",
-    "bridge",
-    "train",
-    "bicycle",
-    "ladder",
-    "blanket",
-    "carpet",
-    "candle",
-    "basket",
-    "pocket",
-    "river",
-    "mountain",
-    "kitchen",
-    "coffee",
-    "sandwich",
-    "computer",
-]
-_WEATHER = [
-    "sunny",
-    "cloudy",
-    "rainy",
-    "windy",
-    "foggy",
-    "cold",
-    "warm",
-    "mild",
-    "stormy",
-    "dry",
-    "humid",
-    "freezing",
-    "pleasant",
-]
-_ADVERBS = [
-    "slowly",
-    "quickly",
-    "carefully",
-    "quietly",
-    "gladly",
-    "often",
-    "never",
-    "always",
-    "again",
-    "together",
-    "today",
-    "soon",
-]
-_PLACES = [
-    "station",
-    "airport",
-    "office",
-    "school",
-    "market",
-    "library",
-    "hospital",
-    "museum",
-    "park",
-    "hotel",
-    "bank",
-    "harbour",
-]
+_DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+_MONTHS = _words("January February March April May June July August September October November December")
+_NAMES = _words(
+    "Anna Ben Clara David Emma Frank Grace Henry Irene Jack Kate Leo Maria Nick Olivia Paul Quinn Rosa Sam "
+    "Tina Victor Wendy Alice Tom Julia Peter Susan Mark Laura James"
+)
+_CITIES = _words(
+    "London Paris Berlin Boston Chicago Madrid Rome Tokyo Sydney Toronto Dublin Oslo Vienna Denver Seattle "
+    "Glasgow Houston Cairo Delhi Athens"
+)
+_THINGS = _words(
+    "apple book chair door engine flower garden hammer island jacket kettle lamp mirror needle orange pencil "
+    "question radio spoon table umbrella village window yellow ticket bottle camera phone letter bridge train "
+    "bicycle ladder blanket carpet candle basket pocket river mountain kitchen coffee sandwich computer"
+)
+_WEATHER = _words("sunny cloudy rainy windy foggy cold warm mild stormy dry humid freezing pleasant")
+_ADVERBS = _words("slowly quickly carefully quietly gladly often never always again together today soon")
+_PLACES = _words("station airport office school market library hospital museum park hotel bank harbour")
 
 
 def number_words(value: int) -> str:
@@ -225,10 +72,7 @@ def year_words(year: int) -> str:
 def ordinal_words(value: int) -> str:
     """1 to 31 as a day of the month: third, twenty first."""
     *front, last = number_words(value).split()
-    if last.endswith("y"):
-        last = f"{last[:-1]}ieth"
-    else:
-        last = _ORDINALS.get(last, f"{last}th")
+    last = f"{last[:-1]}ieth" if last.endswith("y") else _ORDINALS.get(last, f"{last}th")
     return " ".join([*front, last])
 
 

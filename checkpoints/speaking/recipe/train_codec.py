@@ -14,6 +14,7 @@ latent can't collapse. Shares of the plan:
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,12 @@ from torch.nn import functional
 
 from checkpoints.speaking.recipe.codec_model import Codec
 from checkpoints.speaking.recipe.corpus import WaveCorpus
-from checkpoints.speaking.recipe.discriminators import Discriminators, codec_losses, judge_loss
+from checkpoints.speaking.recipe.discriminators import (
+    Discriminators,
+    Judgement,
+    codec_losses,
+    judge_loss,
+)
 from checkpoints.speaking.recipe.layout import SAMPLES_PER_FRAME
 from checkpoints.speaking.recipe.mel import Mel
 from checkpoints.speaking.recipe.sitting import Journal, Sitting, seed_step, set_rate, warm_cosine
@@ -91,7 +97,8 @@ class CodecTrainer:
         )
         self._scales = nn.ModuleList(Mel(n, n // 4, bands) for n, bands in _SCALES).to(device)
         self._target = Mel(1024, SAMPLES_PER_FRAME // 8, self.codec.heads.num_bands).to(device)
-        self._wave, self._judge = self.codec.decoder.wave, self.judges
+        self._wave: Callable[[Tensor], Tensor] = self.codec.decoder.wave
+        self._judge: Callable[[Tensor], list[Judgement]] = self.judges
         if compiles:
             self._wave = torch.compile(self._wave)
             self._judge = torch.compile(self._judge)
@@ -161,7 +168,7 @@ class CodecTrainer:
             quantized, first = codec.decoder.quantizer.bypass(latent)
         else:
             quantized, first, _, losses["commit"] = codec.decoder.quantizer(latent, self._kept(len(wave)))
-        half = codec.decoder.half(quantized)
+        half = codec.decoder.first_half(quantized)
         bands = self._target(wave)[..., : half.shape[-1] * 2]
         losses["bands"] = functional.l1_loss(codec.heads.mel_bands(half).float(), bands)
         logits = codec.heads.phone_logits(first)

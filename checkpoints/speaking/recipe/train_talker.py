@@ -56,14 +56,15 @@ class Average:
     """The running average of a model's weights; what is exported."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model, self._decay = model, decay
-        self.tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
+        live = model.state_dict()  # shares the weights' memory, in which they are updated and loaded
+        self._live, self._decay = list(live.values()), decay
+        self.tensors = {name: t.detach().clone() for name, t in live.items()}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """A young average forgets its random start sooner."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(list(self.tensors.values()), list(self._model.state_dict().values()), 1 - decay)
+        torch._foreach_lerp_(list(self.tensors.values()), self._live, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.tensors)
