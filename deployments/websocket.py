@@ -200,6 +200,8 @@ class SpeechSocket:
             return
         message.check_bare()
         if message.type == "session.close":
+            if self._is_within_utterance:  # its text was sent to be heard
+                self._end_utterance(self._splitter, is_cancelled=False)
             self._speaker.close()
         else:
             self._end_utterance(self._splitter, is_cancelled=message.type == "input.cancel")

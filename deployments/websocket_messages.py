@@ -46,7 +46,7 @@ Client: `session.config` first, then any number of utterances.
   Again between utterances, for those that follow. One that is refused ends the session.
 - `input.text` with `text`: the next part of the utterance, cut anywhere.
 - `input.done`: the utterance is whole. `input.cancel`: end it, and drop all that isn't spoken yet.
-- `session.close`: close once all is said.
+- `session.close`: close once all is said; it ends an utterance that lacks its `input.done`.
 
 Server:
 

@@ -324,6 +324,17 @@ async def test_close_comes_once_all_is_said(open_chain):
         await is_free(chain)
 
 
+@pytest.mark.parametrize("granularity", ["sentence", "none"])
+async def test_closing_within_an_utterance_ends_it_and_drops_nothing(open_chain, granularity):
+    async with open_chain() as chain:
+        socket = await configured(chain, split_granularity=granularity)
+        socket.send("input.text", text="Hello there")
+        socket.send("session.close")
+        await socket.wait_until_over()
+        assert [start["sentence_text"] for start in socket.told("audio.start")] == ["Hello there"]
+        assert (socket.close_code, kinds(socket)[-1]) == (1000, "session.done")
+
+
 # ---------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
