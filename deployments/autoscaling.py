@@ -6,7 +6,7 @@
 Serve pickles this file by value and runs it in its controller, so it imports nothing of ours. What a
 replica reports is made in `stream_load.py`. Serve adds the hysteresis in time (`upscale_delay_s`,
 `downscale_delay_s`) and starts a deployment that is at zero as soon as a request waits for it; the
-hysteresis in load is here.
+hysteresis in load is here, and in Serve's `policy_state` a memory of how many streams were too many.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+TOO_MANY_FOR_S = 1_800.0
+"""How long it is remembered that so many streams were too many for a replica: whatever slowed it may be gone."""
+_TOO_MANY, _SEEN_AT = "too_many", "seen_at"
 _EPSILON = 1e-9
 """8 streams of 0.8 of 10 slots are one replica's, and 1.0000000000000002 is one."""
 
@@ -65,8 +68,27 @@ def wanted_replicas(
 
 def _usable_slots(load: ReplicaLoad, limits: ScalingLimits) -> float:
     """A replica that is late has shown how many streams it can run: those, and no more."""
-    is_late = load.streams > 0 and load.slack_s < limits.min_slack_s
-    return min(load.streams, load.slots) if is_late else load.slots
+    return min(load.streams, load.slots) if _is_late(load, limits) else load.slots
+
+
+def _is_late(load: ReplicaLoad, limits: ScalingLimits) -> bool:
+    return load.streams > 0 and load.slack_s < limits.min_slack_s
+
+
+def too_many_streams(
+    known: Mapping[str, float], loads: Sequence[ReplicaLoad], limits: ScalingLimits, now: float
+) -> dict[str, float]:
+    """The fewest streams that a replica was late with, and when that was last so; empty when it never was, or
+    too long ago. known: the answer of the time before."""
+    late = [max(1.0, load.streams) for load in loads if _is_late(load, limits)]
+    if not known or now - known[_SEEN_AT] >= TOO_MANY_FOR_S:
+        return {_TOO_MANY: min(late), _SEEN_AT: now} if late else {}
+    return {_TOO_MANY: min(known[_TOO_MANY], *late), _SEEN_AT: now} if late else dict(known)
+
+
+def needed_replicas(num_streams: float, too_many: Mapping[str, float]) -> int:
+    """Below which it would be late again: without this, it would stop being late, shrink, and be late."""
+    return math.floor(num_streams / too_many[_TOO_MANY]) + 1 if too_many and num_streams > 0 else 0
 
 
 def _ceil(value: float) -> int:
@@ -80,13 +102,16 @@ class FreeSlotsPolicy:
         self._limits = ScalingLimits(max_use, min_use, min_slack_s)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """context: ray.serve.config.AutoscalingContext. Replicas, within its bounds, and no state."""
-        loads = replica_loads(context.aggregated_metrics or {})
-        wanted = wanted_replicas(
-            loads, context.total_queued_requests or 0.0, context.target_num_replicas, self._limits
-        )
+        """context: ray.serve.config.AutoscalingContext. Replicas, within its bounds, and what to remember."""
+        loads, target = replica_loads(context.aggregated_metrics or {}), context.target_num_replicas
+        known = {
+            key: context.policy_state[key] for key in (_TOO_MANY, _SEEN_AT) if key in context.policy_state
+        }
+        too_many = too_many_streams(known, loads, self._limits, context.current_time)
+        wanted = wanted_replicas(loads, context.total_queued_requests or 0.0, target, self._limits)
+        kept = min(target, needed_replicas(sum(load.streams for load in loads), too_many))
         lowest, highest = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        return max(lowest, min(wanted, highest)), {}
+        return max(lowest, min(max(wanted, kept), highest)), too_many
 
 
 def replica_loads(metrics: Mapping[str, Mapping[Hashable, float]]) -> list[ReplicaLoad]:

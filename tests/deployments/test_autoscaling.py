@@ -12,7 +12,13 @@ from ray import cloudpickle
 from ray.serve._private.autoscaling_state import _resolve_policy_callable
 from ray.serve.config import AutoscalingPolicy
 
-from deployments.autoscaling import FreeSlotsPolicy, ReplicaLoad, ScalingLimits, wanted_replicas
+from deployments.autoscaling import (
+    TOO_MANY_FOR_S,
+    FreeSlotsPolicy,
+    ReplicaLoad,
+    ScalingLimits,
+    wanted_replicas,
+)
 from deployments.scaling_args import ScalingArgs
 
 LIMITS = ScalingLimits(max_use=0.8, min_use=0.5, min_slack_s=0.0)
@@ -120,8 +126,10 @@ def test_it_shrinks_only_to_where_it_would_not_grow(streams, slots, limits):
 
 
 # ---------------------------------------------------------------- as Serve has it
-def context(metrics, target=1, waiting=0.0, lowest=0, highest=4):
+def context(metrics, target=1, waiting=0.0, lowest=0, highest=4, state=None, now=1_000.0):
     return SimpleNamespace(
+        policy_state=state or {},
+        current_time=now,
         aggregated_metrics=metrics,
         total_queued_requests=waiting,
         target_num_replicas=target,
@@ -145,7 +153,8 @@ def test_serve_runs_it_with_the_limits_of_the_args():
     metrics = {"streams": {"a": 6.0}, "queued": {"a": 0.0}, "slots": {"a": 10.0}, "slack_s": {"a": 5.0}}
     assert serves_policy()(context(metrics)) == (1, {})
     assert serves_policy(max_use=0.5, min_use=0.4)(context(metrics)) == (2, {})
-    assert serves_policy(min_slack_s=6.0)(context(metrics)) == (2, {})
+    wanted, _ = serves_policy(min_slack_s=6.0)(context(metrics))
+    assert wanted == 2
 
 
 def test_what_serve_sends_to_its_controller_needs_nothing_of_ours():
@@ -176,10 +185,55 @@ def test_the_answer_is_within_the_bounds(now, num_waiting, target, lowest, highe
     policy = FreeSlotsPolicy(*LIMITS)
     wanted, state = policy(context(metrics, target, num_waiting, lowest, highest))
     assert lowest <= wanted <= highest
-    assert state == {}
     assert cloudpickle.loads(cloudpickle.dumps(policy))(
         context(metrics, target, num_waiting, lowest, highest)
-    ) == (wanted, {})
+    ) == (wanted, state)
+
+
+class Cluster:
+    """Replicas of 10 slots that share the streams evenly; with more than `keeps_up` each they are late."""
+
+    def __init__(self, keeps_up):
+        self._policy, self._keeps_up = serves_policy(), keeps_up
+        self._state, self.now = {}, 1_000.0
+
+    def run(self, num_streams, num_replicas):
+        """The replicas, time after time, each time what was wanted before."""
+        each, seen = num_streams / num_replicas, []
+        for _ in range(12):
+            slack_s = LATE if each > self._keeps_up else EASY
+            row = {"streams": min(each, 10), "queued": max(0, each - 10), "slots": 10, "slack_s": slack_s}
+            metrics = {name: dict.fromkeys(range(num_replicas), value) for name, value in row.items()}
+            state = {"of_serve": 1, **self._state}
+            now = context(metrics, num_replicas, lowest=1, highest=20, state=state, now=self.now)
+            num_replicas, self._state = self._policy(now)
+            each = num_streams / num_replicas
+            seen.append(num_replicas)
+            self.now += 10
+        return seen
+
+
+@pytest.mark.parametrize("start", [1, 3, 20])
+@pytest.mark.parametrize(("num_streams", "keeps_up"), [(3, 2), (5, 2), (9, 8), (12, 4), (40, 6)])
+def test_it_does_not_shrink_to_where_it_was_late(num_streams, keeps_up, start):
+    seen = Cluster(keeps_up).run(num_streams, start)
+    assert len(set(seen[-4:])) == 1, seen
+    assert num_streams / seen[-1] <= keeps_up
+
+
+def test_it_shrinks_all_the_same_when_there_is_less_to_do():
+    cluster = Cluster(keeps_up=2)
+    assert cluster.run(6, 1)[-1] > 1
+    assert cluster.run(2, 3)[-1] == 1
+
+
+def test_that_so_many_were_too_many_is_forgotten_in_the_end():
+    cluster = Cluster(keeps_up=2)
+    (*_, grown) = cluster.run(3, 1)
+    cluster._keeps_up = 10  # whatever slowed it is gone
+    assert cluster.run(3, grown)[-1] == grown
+    cluster.now += TOO_MANY_FOR_S
+    assert cluster.run(3, grown)[-1] == 1
 
 
 def test_a_replica_that_has_not_reported_all_is_not_counted_as_idle():
