@@ -264,7 +264,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && isActive()) stop();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    speak();
+    if (!event.repeat) speak();
   }
 });
 replayButton.addEventListener("click", replay);

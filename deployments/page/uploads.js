@@ -52,6 +52,7 @@ export function setUpUploads(settings) {
   }
 
   async function working(words, work) {
+    if (button.ariaDisabled === "true") return; // still at the last one
     status.textContent = `${words}…`;
     button.setAttribute("aria-disabled", "true");
     try {

@@ -472,6 +472,29 @@ def test_a_voice_is_added_spoken_with_and_deleted(page, site, tmp_path):
     assert page.is_hidden("#delete-voice")
 
 
+def test_a_second_click_or_a_key_held_down_asks_only_once(page, tmp_path):
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if request.method == "POST" else None)
+    page.keyboard.down("Control")
+    for _ in range(3):
+        page.keyboard.down("Enter")  # the second and third are repeats
+    page.keyboard.up("Control")
+    expect(page.locator("#speak")).to_have_text("Speak", timeout=30_000)
+    assert len(asked) == 1
+    asked.clear()
+    (tmp_path / "twice.wav").write_bytes(wav_clip())
+    page.select_option("#model", "base")
+    page.click("#upload summary")
+    page.set_input_files("#upload-clip", tmp_path / "twice.wav")
+    page.check("#upload-consent")
+    page.evaluate("for (const _ of [1, 2]) document.querySelector('#upload-button').click()")
+    expect(page.locator("#upload-status")).to_have_text("twice is ready, and chosen.")
+    assert len(asked) == 1
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click("#delete-voice")
+    expect(page.locator("#upload-status")).to_have_text("twice is deleted.")
+
+
 # ---------------------------------------------------------------- keys
 def test_a_key_is_asked_for_kept_in_the_tab_and_shown_nowhere(browser, tmp_path):
     with (
