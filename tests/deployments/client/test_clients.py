@@ -4,6 +4,8 @@ import asyncio
 import base64
 import io
 import itertools
+import socket
+import struct
 import wave
 
 import httpx
@@ -159,6 +161,28 @@ async def test_a_stream_that_is_cut_never_looks_whole(serving, both):
         for verb in ("events", "session"):
             with pytest.raises(ServerError, match="the server failed on this request"):
                 await client.ask(verb, "Hello.", **FIELDS)
+        await client.close()
+
+
+@pytest.mark.parametrize("verb", ["stream", "events"])
+async def test_a_connection_that_is_reset_is_a_cut_too(both, verb):
+    """As by a machine that goes down."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\nx-sample-rate-hz: 24000\r\nx-seed: 1\r\n"
+
+    async def reset(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.2)  # or the reset would overtake the header
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        writer.transport.abort()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        client = both(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(StreamCut):
+            await client.ask(verb, "Hello.")
         await client.close()
 
 
