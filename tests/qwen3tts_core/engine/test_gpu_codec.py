@@ -279,7 +279,8 @@ def test_streams_at_every_point_of_the_ramp_share_captured_steps(machine, mode):
         np.testing.assert_allclose(samples, expected, atol=ONE_STEP)
     stats = engine.stats()
     assert stats.batches <= 5
-    assert (stats.graph_replays, stats.eager_steps) == (stats.batches, 0)
+    replays = stats.batches if machine.device != "cpu" else 0
+    assert (stats.graph_replays, stats.eager_steps) == (replays, stats.batches - replays)
 
 
 def test_a_captured_step_makes_the_samples_of_an_eager_one(machine):
