@@ -84,7 +84,8 @@ def collect(target: Path, seed: int, wordnet: Path = WORDNET) -> tuple[int, int]
     examples: dict[str, None] = {}
     glosses: dict[str, None] = {}
     for definition in _definitions(wordnet):
-        examples.update(dict.fromkeys(filter(is_usable, re.findall(r'"([^"]+)"', definition))))
+        quoted = [" ".join(line.split()) for line in re.findall(r'"([^"]+)"', definition)]
+        examples.update(dict.fromkeys(filter(is_usable, quoted)))
         first = " ".join(re.sub(r"\([^)]*\)", "", definition.split(";")[0]).split())
         if is_usable(first):
             glosses[first] = None

@@ -149,7 +149,7 @@ class CodecTrainer:
                 _RATE_A * warm_cosine(number, progress / plan.waves, warmup_steps=100, floor=0.3),
             )
         elif progress < plan.judges:
-            set_rate(self.optimizer, _RATE_B)
+            set_rate(self.optimizer, _RATE_GAN if self._is_frozen else _RATE_B)
         else:
             factor = warm_cosine(
                 number, (progress - plan.judges) / (1 - plan.judges), warmup_steps=1, floor=0.05

@@ -90,7 +90,7 @@ def wordnet_of(folder, *definitions):
 
 def test_wordnets_examples_and_first_definitions_are_taken_and_others_left(tmp_path):
     plain = held_out_sentences()[5].rstrip(".").lower()
-    examples = "; ".join(f'"this is example number {i} of the day"' for i in range(320))
+    examples = "; ".join(f'"this is  example number {i} of the day"' for i in range(320))
     folder = wordnet_of(
         tmp_path / "wn",
         f'(in  music) a thing  that sounds; "too short"; "une phrase fran\u00e7aise ici"; {examples}; "{plain}"',
@@ -100,6 +100,7 @@ def test_wordnets_examples_and_first_definitions_are_taken_and_others_left(tmp_p
     assert list(lines.glosses) == ["a thing that sounds"]
     assert len(lines.held_out) == 300
     assert not set(lines.held_out) & set(lines.examples)
+    assert all(line.startswith("this is example number") for line in [*lines.held_out, *lines.examples])
     assert plain not in {*lines.examples, *lines.held_out}
 
 
