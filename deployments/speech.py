@@ -90,7 +90,8 @@ class SpeechCall(Response):
             prepared = await prepare_speech(self._model, body, clone)
             note_prepared(record, self._model, body, prepared)
             async with (
-                open_encoder(self._model, body) as encoder,  # first: a refusal comes before anything is started
+                # First the encoder: a refusal comes before anything is started.
+                open_encoder(self._model, body) as encoder,
                 aclosing(self._chunks(prepared, record)) as chunks,
             ):
                 async with self._deadline.waiting():
