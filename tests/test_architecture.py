@@ -59,7 +59,9 @@ def test_pure_modules_run_without_torch():
 
 
 def test_the_client_runs_without_the_server_s_packages():
-    modules = [f"deployments.client.{path.stem}" for path in (ROOT / "deployments" / "client").glob("[!_]*.py")]
+    modules = [
+        f"deployments.client.{path.stem}" for path in (ROOT / "deployments" / "client").glob("[!_]*.py")
+    ]
     assert len(modules) >= 5
     result = import_without(
         ["torch", "ray", "fastapi", "starlette", "pydantic", "transformers"], ["deployments.client", *modules]
