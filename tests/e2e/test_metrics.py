@@ -13,6 +13,8 @@ from tests.dashboard import metric_names
 SPEECH = "v1/audio/speech"
 ARRIVE_WITHIN_S = 60
 """A replica's count is with the node's agent a second or two later; this machine may be busy."""
+SETTLED_AFTER = 8
+"""Scrapes, half a second apart, in which no count has moved."""
 ADDED = {
     "application",
     "deployment",
@@ -60,8 +62,19 @@ def scrape_when(app, predicate):
 
 @pytest.fixture(scope="module")
 def before(app):
-    """When the replicas' counts are there."""
-    return scrape_when(app, lambda scrape: scrape.total("slots") and scrape.total("codec_rows"))
+    """When the replicas' counts are there, and what earlier tests did is all in them."""
+    counts = [
+        f"{name}_total" for name in ("audio_frames", "talker_frames", "codec_frames", "streams", "requests")
+    ]
+    seen = []
+
+    def is_settled(scrape):
+        seen.append([scrape.total(name) for name in counts])
+        is_quiet = scrape.total("slots_used") == scrape.total("codec_rows_used") == 0
+        return is_quiet and len(seen) > SETTLED_AFTER and seen[-1] == seen[-1 - SETTLED_AFTER]
+
+    scrape_when(app, lambda scrape: scrape.total("slots") and scrape.total("codec_rows"))
+    return scrape_when(app, is_settled)
 
 
 @pytest.fixture(scope="module")
