@@ -56,6 +56,7 @@ def build_app(args: AppArgs) -> Application:
             max_voices=args.voices.max_voices,
             fetch=args.reference.fetch_policy,
             voice_aliases=args.voice_aliases,
+            allowed_origins=args.allowed_origins,
             first_audio_timeout_s=args.first_audio_timeout_s,
             reader_timeout_s=args.reader_timeout_s,
             reader_ahead_s=args.reader_ahead_s,

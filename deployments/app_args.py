@@ -46,6 +46,7 @@ CodecDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]
 Checkpoint = Annotated[str, Field(pattern=r"\S")]
 VoiceName = Annotated[str, Field(min_length=1, max_length=256)]
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")]
 
 
 class TransportArgs(StrictArgs):
@@ -185,6 +186,7 @@ class AppArgs(ModelArgs):
         `ModelArgs` here describe the one model; beside it they are what its models leave out.
     device: "auto", "cpu", or "cuda[:index]", for talkers and codecs.
     api_keys_file: one key a line; requests must then bring one of them, or one of the environment's.
+    allowed_origins: sites whose pages may use the API from a browser, e.g. https://app.example; "*" is every site.
     reader_timeout_s: for a client that takes nothing of its body; 0 is no limit. reader_ahead_s: of audio that waits
         for a slow one, as 24 kHz PCM; then its text isn't spoken on.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
@@ -203,6 +205,7 @@ class AppArgs(ModelArgs):
     voices: VoicesArgs = VoicesArgs()
     voice_aliases: dict[VoiceName, VoiceName] = Field(default_factory=dict)
     api_keys_file: Path | None = None
+    allowed_origins: tuple[Origin, ...] = ()
     first_audio_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = FIRST_AUDIO_TIMEOUT_S
     reader_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = READER_TIMEOUT_S
     reader_ahead_s: Annotated[float, Field(gt=0)] = READER_AHEAD_S

@@ -78,6 +78,7 @@ _TABLE: dict[type[BaseException], _Row] = {
 
 _HTTP_CODES = {
     401: "invalid_api_key",
+    403: "origin_not_allowed",
     404: "not_found",
     405: "method_not_allowed",
     408: "body_timeout",

@@ -18,6 +18,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.websockets import WebSocket
@@ -40,6 +41,7 @@ from deployments.http_errors import describe
 from deployments.leases import LEASE_S
 from deployments.logs import send_logs_to_stderr
 from deployments.openapi import api_document
+from deployments.other_sites import OtherSites
 from deployments.page_files import PAGE_PATHS, PageFiles
 from deployments.read_ahead import READER_AHEAD_S, UnreadAudio
 from deployments.reader_pace import READER_TIMEOUT_S, ReaderPace
@@ -88,6 +90,7 @@ class IngressSettings:
     waits for a slow one.
     voice_aliases: other names of voices. first_audio_timeout_s: 0 is no limit; cold_start_s: on top of it, for a
     request that found a deployment asleep. resume_timeout_s: how long a stream whose engine died waits for another.
+    allowed_origins: of sites whose pages may use the API, see `OtherSites`.
     api_key_hashes: SHA-256 of the keys that are let in; none lets everybody in.
     long_text: when a text is cut into pieces, and how long it may be."""
 
@@ -102,6 +105,7 @@ class IngressSettings:
     cold_start_s: float = COLD_START_S
     resume_timeout_s: float = RESUME_TIMEOUT_S
     roll_call_period_s: float = LEASE_S / 5
+    allowed_origins: tuple[str, ...] = ()
     api_key_hashes: tuple[bytes, ...] = field(default=(), repr=False)
     long_text: LongText = field(default_factory=LongText)
 
@@ -177,6 +181,7 @@ class Ingress:
         )
         self._long_text = settings.long_text
         self._api_key_hashes = settings.api_key_hashes
+        self._allowed_origins = settings.allowed_origins
         self._reader_timeout_s = settings.reader_timeout_s
         self._page = PageFiles()
         logger.info("ingress ready: %s, audio by %s", settings, codec_transport)
@@ -206,7 +211,17 @@ class Ingress:
         if self._api_key_hashes:
             app.add_middleware(ApiKeys, hashes=self._api_key_hashes)
         app.add_middleware(ReaderPace, timeout_s=self._reader_timeout_s)
+        app.add_middleware(OtherSites, allowed=self._allowed_origins)
         app.add_middleware(Edge)  # around everything else: errors of the layers within get its face
+        if self._allowed_origins:  # around the errors, too: a page could not read them otherwise
+            origins = list(self._allowed_origins)
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+            )
         app.add_exception_handler(HTTPException, _http_exception)
         # The description is ours; FastAPI's own would know neither bodies nor refusals.
         app.openapi = partial(api_document, self._models, bool(self._api_key_hashes))  # type: ignore[method-assign]

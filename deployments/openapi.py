@@ -30,6 +30,7 @@ _VOICE_NAME: _Schema = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{
 _ERRORS = {
     400: "A field is wrong, and `param` names it; or the body can't be read.",
     401: "No valid API key.",
+    403: "A page of another site asked, and `allowed_origins` doesn't name it.",
     404: "There is no such model, voice or route.",
     408: "The body did not arrive in time.",
     409: "The name is a built-in voice's, or an alias.",
@@ -77,7 +78,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 "requestBody": _json_body("SpeechBody", examples),
                 "responses": {
                     "200": _spoken(),
-                    **_errors(*shut, 400, 404, 408, 413, 415, 500, 503, 504),
+                    **_errors(*shut, 400, 403, 404, 408, 413, 415, 500, 503, 504),
                 },
             }
         },
@@ -88,7 +89,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 "requestBody": _json_body("BatchBody", _batch_examples(examples)),
                 "responses": {
                     "200": _answer("Every item's result, in order.", "BatchResults"),
-                    **_errors(*shut, 400, 408, 413, 415, 500, 503),
+                    **_errors(*shut, 400, 403, 408, 413, 415, 500, 503),
                 },
             }
         },
@@ -116,7 +117,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 **UPLOAD_OPENAPI,
                 "responses": {
                     "200": _answer("The voice as it is now.", "Voice"),
-                    **_errors(*shut, 400, 408, 409, 413, 415, 500, 503, 507),
+                    **_errors(*shut, 400, 403, 408, 409, 413, 415, 500, 503, 507),
                 },
             },
         },
@@ -127,7 +128,7 @@ def _paths(models: ServedModels, asks_for_keys: bool) -> dict[str, Any]:
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": _VOICE_NAME}],
                 "responses": {
                     "200": _answer("Gone for every request from now on.", "DeletedVoice"),
-                    **_errors(*shut, 400, 404, 500),
+                    **_errors(*shut, 400, 403, 404, 500),
                 },
             }
         },

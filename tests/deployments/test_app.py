@@ -68,6 +68,7 @@ def graph_of(args):
         ({"checkpoint": " "}, "checkpoint"),
         ({"device": "tpu"}, "device"),
         ({"device": "cuda:x"}, "device"),
+        ({"allowed_origins": ["app.example"]}, "allowed_origins.0"),
         ({"first_audio_timeout_s": True}, "first_audio_timeout_s"),
         ({"first_audio_timeout_s": "30"}, "first_audio_timeout_s"),
         ({"reference": {"allow_http": "no"}}, "reference.allow_http"),
