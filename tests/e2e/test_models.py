@@ -359,9 +359,20 @@ def test_the_load_client_uses_cloned_voices_again_and_again(app, tmp_path, sent)
 
 
 # ---------------------------------------------------------------- the last test: it costs a replica
+def seed_that_lasts(app, body):
+    """One whose speech doesn't end before the frame limit."""
+    for seed in range(20):
+        answer = app.client.post(SPEECH, json={**body, "seed": seed})
+        assert answer.status_code == 200
+        if int(answer.headers["x-num-frames"]) == body["max_new_tokens"]:
+            return seed
+    raise AssertionError("every seed's speech is short")
+
+
 def test_a_stream_that_nothing_takes_over_in_time_is_cut_or_told(app):
     """One talker, and no other for it: raw bodies end unterminated, events in an error, whole bodies in a 503."""
     body = {"model": "tiny-design", "input": "Hello.", "instructions": "A calm voice.", "max_new_tokens": 900}
+    body["seed"] = seed_that_lasts(app, {**body, "max_new_tokens": 300})
     streamed = {**body, "stream": True, "response_format": "pcm"}
     events, pid = bytearray(), app.stats("Talker-tiny-design")["pid"]
     with (
