@@ -90,16 +90,13 @@ def spoken(app, before):
 
 @pytest.fixture(scope="module")
 def after(app, before, spoken):
-    frames = before.total("audio_frames_total") + spoken
-    return scrape_when(
-        app,
-        lambda scrape: (
-            scrape.total("audio_frames_total") >= frames
-            and scrape.total("talker_frames_total") >= frames
-            and scrape.total("codec_frames_total") >= frames
-            and scrape.total("slots_used") == 0
-        ),
-    )
+    names = [f"{name}_frames_total" for name in ("audio", "talker", "codec")]
+
+    def has_arrived(scrape):
+        is_counted = all(added(scrape, before, name) >= spoken for name in names)
+        return is_counted and scrape.total("slots_used") == 0
+
+    return scrape_when(app, has_arrived)
 
 
 def added(after, before, name, **labels):
