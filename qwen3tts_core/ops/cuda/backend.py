@@ -46,7 +46,7 @@ class _DeviceNoise:
 class CudaOps:
     """`Ops` on a GPU. Which kernel runs depends on shape and dtype alone:
 
-    decode.cu   bfloat16, the published head size, up to 32 rows: a decode step
+    decode.cu   bfloat16, the published head size, up to 32 rows, 64 of small matrices: a decode step
     cuBLAS      bfloat16, more rows: large batches, prefill; beside e4m3 weights from 128 rows on
     Triton      everything else (float32, tiny checkpoints), and attention over many rows
 
