@@ -51,14 +51,22 @@ def test_a_busy_child_is_seen_with_what_it_used():
 
 
 def test_an_argument_of_a_descendant_is_found():
-    child = subprocess.Popen(
-        [sys.executable, "-c", "input()", "--gcs-address=127.0.0.1:6"], stdin=subprocess.PIPE
-    )
+    # A root of the test's own: other descendants of this process (a Ray that another test keeps) have arguments too.
+    parent = """
+import subprocess, sys
+child = subprocess.Popen(
+    [sys.executable, "-c", "print(1, flush=True); input()", "--gcs-address=127.0.0.1:6"], stdin=subprocess.PIPE
+)
+input()
+child.communicate(b"\\n")
+"""
+    root = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert find_argument(os.getpid(), "--gcs-address") == "127.0.0.1:6"
-        assert find_argument(os.getpid(), "--nothing") is None
+        root.stdout.readline()
+        assert find_argument(root.pid, "--gcs-address") == "127.0.0.1:6"
+        assert find_argument(root.pid, "--nothing") is None
     finally:
-        child.communicate(b"\n")
+        root.communicate(b"\n")
 
 
 def test_a_process_that_is_new_counts_from_its_start():
