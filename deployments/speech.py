@@ -116,6 +116,7 @@ class SpeechCall(Response):
             body = parse_speech_body(await read_json(self._request, parts))
             body = self._parts.voice_aliases.apply(body)
             self._take(self._parts.models.find(body.model))
+            self._model.chains.admission.check()
             self._parts.sleepers.wake(self._model.wakes)
             if self._model.cloner is None:
                 return body, None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from deployments.admission import Admission
 from deployments.handles import ItemStream, StartStream, is_death, root_cause
 from deployments.roll_call import RollCall
 from qwen3tts_core.errors import EngineFault, Overloaded, StreamLost
@@ -39,11 +40,13 @@ _REFUSALS = (Overloaded, BackPressureError, DeploymentUnavailableError)
 @dataclass(frozen=True, slots=True)
 class Chains:
     """How utterances get engines. start: opens a chain. resume_timeout_s: see RESUME_TIMEOUT_S; 0 cuts at once.
-    roll_call: by which engines hear of a stream's end where the stream itself can't tell them."""
+    roll_call: by which engines hear of a stream's end where the stream itself can't tell them.
+    admission: whether it is worth asking them."""
 
     start: StartStream
     resume_timeout_s: float = RESUME_TIMEOUT_S
     roll_call: RollCall = field(default_factory=RollCall)
+    admission: Admission = field(default_factory=Admission)
 
 
 OnDeath = Callable[[BaseException], None]
@@ -98,6 +101,7 @@ class Utterance:
         self._num_frames += chunk.num_frames
         if chunk.finish is not None:
             self._ended()
+            self._chains.admission.freed()
         return chunk
 
     def cancel(self) -> None:
@@ -108,6 +112,8 @@ class Utterance:
     # ------------------------------------------------------------ chains
     async def _receive(self) -> AudioChunk:
         """The next chunk; of another chain if this one is refused for a while, or dies."""
+        if not self._num_attempts and not self._patience_s:
+            self._chains.admission.check()
         patience_s = 0.0 if self._num_frames else self._patience_s
         trial = _Trial(patience_s, self._chains.resume_timeout_s, self._died)
         while True:
@@ -127,7 +133,10 @@ class Utterance:
             self._ended()
             raise EngineFault("the codec's stream ended without a finish") from None
         except Exception as error:
-            if not is_death(root_cause(error)):  # refused or failed, it is over everywhere
+            cause = root_cause(error)
+            if isinstance(cause, (Overloaded, BackPressureError)):
+                self._chains.admission.refused(cause)
+            if not is_death(cause):  # refused or failed, it is over everywhere
                 self._ended()
             raise
 
@@ -153,6 +162,7 @@ class Utterance:
             self._stream.cancel()
             self._stream = None
             self._chains.roll_call.give_up(self._running_id)
+            self._chains.admission.freed()
 
     def _died(self, death: BaseException) -> None:
         """Others are to go on, unless it is this utterance that kills them."""

@@ -45,6 +45,37 @@ async def test_a_burst_beyond_the_limit_is_refused_at_once_and_frees_everything(
         assert (await speak(chain, max_new_tokens=5).finish()).status == 200
 
 
+class HeldSecond(FakeReferenceEncoder):
+    """Encodes the first clip; every other waits for ever."""
+
+    def __init__(self):
+        super().__init__()
+        self.released, self.clips = threading.Event(), set()
+
+    def _run(self, clip, key, in_context):
+        self.clips.add(clip.digest)
+        assert len(self.clips) == 1 or self.released.wait(60)
+        return super()._run(clip, key, in_context)
+
+
+async def test_while_engines_are_full_nothing_is_done_for_a_request(open_base):
+    """No clip is encoded and no engine asked; until a stream ends."""
+    known, other = ({"ref_audio": as_base64(wav_clip(seconds)), "x_vector_only_mode": True} for seconds in (1.5, 2.0))
+    encoder, slow = HeldSecond(), Script(num_frames=2000, seconds_per_item=0.02, capacity=1)
+    async with open_base(encoder=encoder, talker=slow) as chain:
+        chain.ingress._models.default.chains.admission._memory_s = 3600.0
+        running = speak(chain, **known, stream=True, max_new_tokens=2000)
+        await until(lambda: chain.talker_engine.stats().num_active == 1)
+        for clip in (known, other, known, other):
+            assert (await speak(chain, **clip).finish()).status == 503
+        assert len(chain.talker_engine.requests) == 1
+        assert len(encoder.clips) == 1
+        await running.leave()
+        await until(lambda: chain.num_held == 0)
+        assert (await speak(chain, **known, max_new_tokens=5).finish()).status == 200
+        encoder.released.set()
+
+
 async def test_as_many_as_the_limit_are_all_served(open_chain):
     """known_faults row 27: what is advertised is served, without one error."""
     async with open_chain(talker=Script(num_frames=5, capacity=NUM_ADMITTED)) as chain:
@@ -90,7 +121,7 @@ class HeldEncoder(FakeReferenceEncoder):
 async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base):
     encoder = HeldEncoder()
     clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
-    async with open_base(encoder=encoder, first_audio_timeout_s=0.5) as chain:
+    async with open_base(encoder=encoder, first_audio_timeout_s=2.0) as chain:
         call = await speak(chain, **clone).finish()
         assert (call.status, error_of(call)["code"]) == (504, "first_audio_timeout")
         assert chain.talker_engine.requests == []
@@ -100,10 +131,10 @@ async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base
 
 async def test_one_clock_runs_over_all_the_waits(open_base):
     """Neither the clip nor the first frame takes longer than is given, and both together do."""
-    encoder = FakeReferenceEncoder(seconds=1.0)
+    encoder = FakeReferenceEncoder(seconds=2.5)
     clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
-    slow = Script(num_frames=1, seconds_per_item=1.0)
-    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=1.6) as chain:
+    slow = Script(num_frames=1, seconds_per_item=2.5)
+    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=4.5) as chain:
         assert (await speak(chain, **clone).finish()).status == 504
         assert len(chain.talker_engine.requests) == 1
         assert (await speak(chain, **clone).finish()).status == 200, "the clip is remembered"

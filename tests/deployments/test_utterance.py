@@ -11,6 +11,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError, 
 from ray.serve.exceptions import BackPressureError, RequestCancelledError
 
 from deployments import utterance
+from deployments.admission import Admission
 from deployments.handles import is_death
 from deployments.pieces import join_pieces
 from deployments.utterance import Chains
@@ -116,7 +117,10 @@ async def _forever_or(error):
 
 
 async def speak(engines, count=1, *, resume_timeout_s=5.0, **options):
-    chains = Chains(engines, resume_timeout_s)
+    return await listen(Chains(engines, resume_timeout_s), count, **options)
+
+
+async def listen(chains, count=1, **options):
     async with aclosing(join_pieces(chains, requests(count), SAMPLES, **options)) as chunks:
         return [chunk async for chunk in chunks]
 
@@ -185,6 +189,57 @@ async def test_the_time_to_go_on_counts_from_each_death_that_follows_audio():
             return heard
 
     assert_whole(await slowly())
+
+
+# ---------------------------------------------------------------- full engines
+FULL = [Overloaded("8 streams are running", 2.5), BackPressureError(1, 1)]
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize("refusal", FULL, ids=lambda refusal: type(refusal).__name__)
+async def test_engines_that_are_full_are_not_asked_again_at_once(refusal):
+    engines, clock = Engines((0, refusal)), Clock()
+    chains = Chains(engines, admission=Admission(memory_s=0.1, clock=clock))
+    with pytest.raises(type(refusal)):
+        await listen(chains)
+    for _ in range(3):
+        clock.now_s += 0.03
+        with pytest.raises(Overloaded) as caught:
+            await listen(chains)
+        assert caught.value.retry_after_s == (refusal.retry_after_s or 1.0)
+    assert len(engines.requests) == 1
+    clock.now_s += 0.011
+    assert_whole(await listen(chains))
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_stream_that_ends_or_leaves_makes_room_at_once(leaves):
+    engines = Engines((None, None), (0, FULL[0]))
+    chains = Chains(engines, admission=Admission(clock=Clock()))
+    running = join_pieces(chains, requests(), SAMPLES)
+    await anext(running)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            await listen(chains)
+    assert len(engines.requests) == 2
+    if not leaves:
+        async for _ in running:
+            pass
+    await running.aclose()
+    assert_whole(await listen(chains))
+
+
+async def test_a_stream_that_goes_on_asks_though_a_new_one_would_not():
+    engines = Engines((2, ActorDiedError()), (0, FULL[0]))
+    assert_whole(await speak(engines))
+    engines = Engines((None, None), (0, FULL[0]), (0, FULL[0]))  # the second piece is the second chain
+    assert_whole(await speak(engines, 2, patience_s=5.0), 2)
 
 
 # ---------------------------------------------------------------- not going on
