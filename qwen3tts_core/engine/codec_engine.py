@@ -22,6 +22,7 @@ from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Pi
 from qwen3tts_core.engine.frame_checks import FrameChecks
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.tally import BATCH_ROWS, STEP_SECONDS, Tally
+from qwen3tts_core.engine.threads import join_or_leave
 from qwen3tts_core.errors import EngineDown, EngineFault, InvalidCodes, TTSError
 from qwen3tts_core.model.codec_decoder import open_codec_decoder
 from qwen3tts_core.model.codec_fused import PRECISIONS, FusedCodecDecoder
@@ -108,12 +109,13 @@ class CodecEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop after the batch in flight; streams still open get an EngineDown."""
+        """End the loop after the batch in flight; streams still open get an EngineDown. A loop that hangs is left
+        behind after some seconds."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.is_alive():
-            self._thread.join()
+            join_or_leave(self._thread)
 
     def open(self, request_id: str, reference: ReferenceVoice | None = None) -> None:
         """Take a row. The stream sounds as the continuation of the reference's frames, if it has any.

@@ -26,6 +26,7 @@ from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
 from qwen3tts_core.engine.talker_runner import MEMORY_KNOBS, PendingStep, TalkerRunner
 from qwen3tts_core.engine.tally import STEP_SECONDS, Tally
+from qwen3tts_core.engine.threads import join_or_leave
 from qwen3tts_core.errors import EngineDown, EngineFault, TTSError
 from qwen3tts_core.model.talker import open_talker
 from qwen3tts_core.ops.select import select_backend
@@ -107,14 +108,14 @@ class TalkerEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the loop; streams still open get an EngineDown."""
+        """End the loop; streams still open get an EngineDown. A loop that hangs is left behind after some seconds."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
         if self._thread.ident is None:  # never started: nobody else will tell them
             self._fail_all(EngineDown("the talker is stopped"))
         else:
-            self._thread.join()
+            join_or_leave(self._thread)
 
     def submit(self, request: SpeechRequest) -> None:
         """Queue a request. Raises Overloaded, InvalidRequest, InvalidCodes, or EngineDown when the loop is dead."""

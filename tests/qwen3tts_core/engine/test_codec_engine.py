@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig
+from qwen3tts_core.engine import threads
 from qwen3tts_core.engine.codec_engine import CodecEngine
 from qwen3tts_core.engine.codec_rows import Seams
 from qwen3tts_core.engine.outbox import AsyncOutbox
@@ -412,6 +413,31 @@ def test_an_engine_that_fails_every_batch_says_so(monkeypatch):
     engine.submit("works", bad())
     engine.step()
     engine.check_health()
+
+
+def test_a_batch_that_hangs_does_not_keep_stop_from_returning(monkeypatch, caplog):
+    engine, entered, leave = make_engine(), threading.Event(), threading.Event()
+    decode = engine._rows.decode
+
+    def hang(pieces):
+        entered.set()
+        assert leave.wait(60)
+        return decode(pieces)
+
+    monkeypatch.setattr(engine._rows, "decode", hang)
+    monkeypatch.setattr(threads, "STOP_WITHIN_S", 0.05)
+    engine.start()
+    engine.open("r")
+    engine.submit("r", batch_of(random_codes(5), 0, 5))
+    assert entered.wait(60)
+    stopping = threading.Thread(target=engine.stop, daemon=True)
+    stopping.start()
+    try:
+        stopping.join(30)
+        assert not stopping.is_alive()
+        assert "codec-engine didn't end within 0.05 s" in caplog.text
+    finally:
+        leave.set()
 
 
 def test_a_batch_that_never_ends_is_noticed(monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.engine import threads
 from qwen3tts_core.engine.talker_engine import open_talker_engine
 from qwen3tts_core.errors import EngineFault, InvalidRequest, Overloaded, TextTooLong
 from qwen3tts_core.ops.reference import HostTransfer
@@ -601,6 +602,29 @@ def test_a_device_or_dtype_that_is_not_there_stops_the_start(wrong):
             outbox=Inbox(),
             **{"device": "cpu", **wrong},
         )
+
+
+def test_a_loop_that_hangs_does_not_keep_stop_from_returning(monkeypatch, caplog):
+    entered, leave = threading.Event(), threading.Event()
+
+    def hang(step):
+        entered.set()
+        assert leave.wait(60)
+
+    config = engine_config()
+    engine, _ = build_engine(TALKER, config, backend=with_hook(hang, config))
+    engine.start()
+    engine.submit(make_request("a", frames=3))
+    assert entered.wait(60)
+    monkeypatch.setattr(threads, "STOP_WITHIN_S", 0.05)
+    stopping = threading.Thread(target=engine.stop, daemon=True)
+    stopping.start()
+    try:
+        stopping.join(30)
+        assert not stopping.is_alive()
+        assert "talker-engine didn't end within 0.05 s" in caplog.text
+    finally:
+        leave.set()
 
 
 def test_health_tells_a_loop_that_is_stuck_in_one_turn_from_an_idle_one():
