@@ -1,11 +1,11 @@
 """What an ingress knows of full engines, so that under overload a refusal costs no trip to them.
 
-    refused ── 0.1 s of refusals on the spot ── next request asks again
-       └── a stream of this ingress ends: next request asks at once
+    refused ──> full: let in one request for each stream of this ingress that ends,
+                      and one each 0.1 s, for places that came free through another
+      no refusal for 1 s ──> open: let in whoever comes
 
-Engines decide who is let in. A refusal of theirs is remembered for a moment, in which no place can have come free
-through this ingress. A place that came free through another is found when that moment is over. Without this every
-refused request takes turns with running streams in each process on its way, where overload is felt most.
+Engines decide who is let in; this only keeps from them what they would surely refuse. Without it every refused
+request takes turns with running streams in each process on its way, where overload is felt most.
 """
 
 from __future__ import annotations
@@ -17,28 +17,48 @@ from ray.serve.exceptions import BackPressureError
 
 from qwen3tts_core.errors import Overloaded
 
-MEMORY_S = 0.1
-"""How long a refusal is believed: next to the `Retry-After` of a second, nobody waits longer for it."""
+FULL_FOR_S = 1.0
+"""How long engines count as full after a refusal; as long as `Retry-After` tells a client to wait."""
+PROBE_EACH_S = 0.1
 
 
 class Admission:
     """Of one model's engines, as one ingress replica sees them; on one event loop."""
 
-    def __init__(self, memory_s: float = MEMORY_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._memory_s, self._clock = memory_s, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._refusal: Overloaded | None = None
-        self._believed_until = 0.0
+        self._full_until = self._next_probe = 0.0
+        self._num_freed = 0
 
     def check(self) -> None:
-        """Raises Overloaded, in the words of the engines, where they would surely say so."""
-        if self._refusal is not None and self._clock() < self._believed_until:
-            raise Overloaded(self._refusal.what, self._refusal.retry_after_s)
+        """Raises Overloaded, in the words of the engines, where `enter` would do so now."""
+        if (refusal := self._refusal) is None:
+            return
+        now = self._clock()
+        if now >= self._full_until:
+            self._refusal = None
+        elif not self._num_freed and now < self._next_probe:
+            raise Overloaded(refusal.what, refusal.retry_after_s)
+
+    def enter(self) -> None:
+        """Before the engines are asked. Raises Overloaded when there can be no place for this one."""
+        self.check()
+        if self._refusal is None:
+            return
+        if self._num_freed:
+            self._num_freed -= 1
+        else:
+            self._next_probe = self._clock() + PROBE_EACH_S
 
     def refused(self, by: Overloaded | BackPressureError) -> None:
         """The engines have no place: by themselves, or by Serve, whose queue for them is full."""
+        now = self._clock()
+        if self._refusal is None:
+            self._num_freed, self._next_probe = 0, now + PROBE_EACH_S
         self._refusal = by if isinstance(by, Overloaded) else Overloaded(f"Ray Serve's queue is full: {by}")
-        self._believed_until = self._clock() + self._memory_s
+        self._full_until = now + FULL_FOR_S
 
     def freed(self) -> None:
         """A stream of this ingress has ended, or was given up."""
-        self._refusal = None
+        self._num_freed += 1

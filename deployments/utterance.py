@@ -113,7 +113,7 @@ class Utterance:
     async def _receive(self) -> AudioChunk:
         """The next chunk; of another chain if this one is refused for a while, or dies."""
         if not self._num_attempts and not self._patience_s:
-            self._chains.admission.check()
+            self._chains.admission.enter()
         patience_s = 0.0 if self._num_frames else self._patience_s
         trial = _Trial(patience_s, self._chains.resume_timeout_s, self._died)
         while True:

@@ -60,10 +60,12 @@ class HeldSecond(FakeReferenceEncoder):
 
 async def test_while_engines_are_full_nothing_is_done_for_a_request(open_base):
     """No clip is encoded and no engine asked; until a stream ends."""
-    known, other = ({"ref_audio": as_base64(wav_clip(seconds)), "x_vector_only_mode": True} for seconds in (1.5, 2.0))
+    known, other = (
+        {"ref_audio": as_base64(wav_clip(seconds)), "x_vector_only_mode": True} for seconds in (1.5, 2.0)
+    )
     encoder, slow = HeldSecond(), Script(num_frames=2000, seconds_per_item=0.02, capacity=1)
     async with open_base(encoder=encoder, talker=slow) as chain:
-        chain.ingress._models.default.chains.admission._memory_s = 3600.0
+        chain.ingress._models.default.chains.admission._clock = lambda: 100.0
         running = speak(chain, **known, stream=True, max_new_tokens=2000)
         await until(lambda: chain.talker_engine.stats().num_active == 1)
         for clip in (known, other, known, other):

@@ -202,37 +202,66 @@ class Clock:
         return self.now_s
 
 
+async def refusals(chains, count):
+    """How many of so many requests are refused; each is over before the next."""
+    waits_s = []
+    for _ in range(count):
+        try:
+            assert_whole(await listen(chains))
+        except (Overloaded, BackPressureError) as error:
+            waits_s.append(error.retry_after_s or 1.0)
+    assert len(set(waits_s)) <= 1, "told by the engines, or in their stead"
+    return len(waits_s)
+
+
 @pytest.mark.parametrize("refusal", FULL, ids=lambda refusal: type(refusal).__name__)
-async def test_engines_that_are_full_are_not_asked_again_at_once(refusal):
-    engines, clock = Engines((0, refusal)), Clock()
-    chains = Chains(engines, admission=Admission(memory_s=0.1, clock=clock))
-    with pytest.raises(type(refusal)):
-        await listen(chains)
-    for _ in range(3):
-        clock.now_s += 0.03
-        with pytest.raises(Overloaded) as caught:
-            await listen(chains)
-        assert caught.value.retry_after_s == (refusal.retry_after_s or 1.0)
-    assert len(engines.requests) == 1
-    clock.now_s += 0.011
+async def test_engines_that_are_full_are_asked_ten_times_a_second(refusal):
+    engines, clock = Engines(*[(0, refusal)] * 4), Clock()
+    chains = Chains(engines, admission=Admission(clock))
+    for num_asked in (1, 2, 3, 4):
+        assert await refusals(chains, 5) == 5
+        assert len(engines.requests) == num_asked
+        clock.now_s += 0.101
     assert_whole(await listen(chains))
+
+
+async def test_engines_that_refuse_nobody_for_a_second_are_open():
+    engines, clock = Engines((0, FULL[0])), Clock()
+    chains = Chains(engines, admission=Admission(clock))
+    assert await refusals(chains, 5) == 5
+    clock.now_s += 1.01
+    streams = [join_pieces(chains, requests(), SAMPLES) for _ in range(9)]
+    for stream in streams:
+        await anext(stream)
+    for stream in streams:
+        await stream.aclose()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_a_stream_that_ends_or_leaves_makes_room_at_once(leaves):
-    engines = Engines((None, None), (0, FULL[0]))
-    chains = Chains(engines, admission=Admission(clock=Clock()))
-    running = join_pieces(chains, requests(), SAMPLES)
-    await anext(running)
-    for _ in range(2):
-        with pytest.raises(Overloaded):
-            await listen(chains)
-    assert len(engines.requests) == 2
-    if not leaves:
-        async for _ in running:
-            pass
-    await running.aclose()
-    assert_whole(await listen(chains))
+async def test_each_stream_that_ends_or_leaves_makes_room_for_one(leaves):
+    """Though a whole burst has been let in before the first refusal was back."""
+    engines = Engines(*[(None, None)] * 3, *[(0, FULL[0])] * 9)
+    chains = Chains(engines, admission=Admission(Clock()))
+    running = [join_pieces(chains, requests(), SAMPLES) for _ in range(3)]
+    for stream in running:
+        await anext(stream)
+    burst = await asyncio.gather(*(listen(chains) for _ in range(9)), return_exceptions=True)
+    assert [type(error) for error in burst] == [Overloaded] * 9
+    assert len(engines.requests) == 12
+    for num_ended, stream in enumerate(running, start=1):
+        if not leaves:
+            async for _ in stream:
+                pass
+        await stream.aclose()
+        following = join_pieces(chains, requests(), SAMPLES)
+        await anext(following)
+        assert await refusals(chains, 5) == 5
+        assert len(engines.requests) == 12 + num_ended
+        running.append(following)
+        if num_ended == 3:
+            break
+    for stream in running:
+        await stream.aclose()
 
 
 async def test_a_stream_that_goes_on_asks_though_a_new_one_would_not():
