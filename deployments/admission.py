@@ -1,8 +1,8 @@
 """What an ingress knows of full engines, so that under overload a refusal costs no trip to them.
 
     refused ──> full: let in one request for each stream of this ingress that ends,
-                      and one each 0.1 s, for places that came free through another
-      no refusal for 1 s ──> open: let in whoever comes
+                      and one each second, for places that came free otherwise
+      no refusal for 2 s ──> open: let in whoever comes
 
 Engines decide who is let in; this only keeps from them what they would surely refuse. Without it every refused
 request takes turns with running streams in each process on its way, where overload is felt most.
@@ -17,9 +17,10 @@ from ray.serve.exceptions import BackPressureError
 
 from qwen3tts_core.errors import Overloaded
 
-FULL_FOR_S = 1.0
-"""How long engines count as full after a refusal; as long as `Retry-After` tells a client to wait."""
-PROBE_EACH_S = 0.1
+PROBE_EACH_S = 1.0
+"""As `Retry-After` tells clients: through another ingress, or in a new replica, places may have come free."""
+FULL_FOR_S = 2.0
+"""How long engines count as full after a refusal: until a probe has not been refused for a while."""
 
 
 class Admission:

@@ -122,7 +122,9 @@ def _add_own(kinds: dict[str, argparse.ArgumentParser]) -> None:
         "--clips", type=Path, help="folder of NAME.wav and NAME.txt; default: made up"
     )
     kinds["storm"].add_argument("--steady", type=int, default=4, help="listeners who stay (4)")
-    kinds["refusals"].add_argument("--pause-s", type=float, default=0.1, help="of a client after a refusal")
+    kinds["refusals"].add_argument(
+        "--pause-s", type=float, default=1.0, help="of a client after a refusal, at most (1)"
+    )
 
 
 def add_common(parser: argparse.ArgumentParser, default_out: Path | None = None) -> None:

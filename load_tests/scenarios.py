@@ -66,7 +66,7 @@ class Closed:
     """`concurrency` clients, each of which asks again as soon as it has its answer.
 
     Ends after `num_requests`, or when each client has had an answer after `seconds`; both: whichever is first.
-    A refusal is an answer, after which that client waits a drawn time up to `pause_s`.
+    A refusal is an answer, after which that client waits a drawn time up to `pause_s`; within that time they begin, too.
     """
 
     concurrency: int
@@ -81,6 +81,8 @@ class Closed:
         generator = random.Random(share.worker)
 
         async def one() -> None:
+            if self.pause_s:
+                await asyncio.sleep(self.pause_s * generator.random())
             for number in numbers:
                 record = await speak(jobs.job(number), tag=self.tag)
                 if record.outcome == "refused" and self.pause_s:

@@ -215,21 +215,21 @@ async def refusals(chains, count):
 
 
 @pytest.mark.parametrize("refusal", FULL, ids=lambda refusal: type(refusal).__name__)
-async def test_engines_that_are_full_are_asked_ten_times_a_second(refusal):
+async def test_engines_that_are_full_are_asked_once_a_second(refusal):
     engines, clock = Engines(*[(0, refusal)] * 4), Clock()
     chains = Chains(engines, admission=Admission(clock))
     for num_asked in (1, 2, 3, 4):
         assert await refusals(chains, 5) == 5
         assert len(engines.requests) == num_asked
-        clock.now_s += 0.101
+        clock.now_s += 1.01
     assert_whole(await listen(chains))
 
 
-async def test_engines_that_refuse_nobody_for_a_second_are_open():
+async def test_engines_that_refuse_nobody_for_two_seconds_are_open():
     engines, clock = Engines((0, FULL[0])), Clock()
     chains = Chains(engines, admission=Admission(clock))
     assert await refusals(chains, 5) == 5
-    clock.now_s += 1.01
+    clock.now_s += 2.01
     streams = [join_pieces(chains, requests(), SAMPLES) for _ in range(9)]
     for stream in streams:
         await anext(stream)
