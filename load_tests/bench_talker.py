@@ -21,11 +21,13 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from load_tests.logit_error import errors, forced_logits
 from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
@@ -33,7 +35,7 @@ from qwen3tts_core.engine.scheduler import Scheduler
 from qwen3tts_core.engine.talker_engine import TalkerEngine
 from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.model.talker import Talker, open_talker
-from qwen3tts_core.ops.interface import Ops
+from qwen3tts_core.ops.interface import Ops, PendingTransfer
 from qwen3tts_core.ops.reference import ReferenceOps
 from qwen3tts_core.ops.select import Backend, select_backend
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -128,8 +130,55 @@ class Sink:
             self.done.set()
 
 
-def engine_loop(runner: TalkerRunner, batch: int, frames: int) -> tuple[float, float]:
-    """(wall ms, host CPU ms) per step of the whole engine, prefill and warm-up left out."""
+class HostParts:
+    """CPU time of the engine's thread in the calls that leave Python: where the host's share of a step goes."""
+
+    def __init__(self, runner: TalkerRunner) -> None:
+        self._runner, self._backend = runner, runner.backend
+        self._launches = [bucket.launch for bucket in runner._buckets]
+        self.seconds = {"launch": 0.0, "start copy": 0.0, "wait": 0.0}
+
+    def __enter__(self) -> dict[str, float]:
+        for bucket in self._runner._buckets:
+            bucket.launch = self._timed("launch", bucket.launch)
+        self._runner.backend = replace(self._backend, transfer=self)
+        return self.seconds
+
+    def __exit__(self, *_: object) -> None:
+        for bucket, launch in zip(self._runner._buckets, self._launches, strict=True):
+            bucket.launch = launch
+        self._runner.backend = self._backend
+
+    def start(self, result: Tensor) -> PendingTransfer:
+        pending = self._timed("start copy", self._backend.transfer.start)(result)
+        return TimedWait(pending.is_ready, self._timed("wait", pending.wait))
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            began = time.thread_time()
+            result = call(*arguments)
+            self.seconds[part] += time.thread_time() - began
+            return result
+
+        return timed
+
+
+class TimedWait(NamedTuple):
+    is_ready: Callable[[], bool]
+    wait: Callable[[], Tensor]
+
+
+def engine_loop(runner: TalkerRunner, batch: int, frames: int) -> tuple[float, float, dict[str, float]]:
+    """(wall ms, host CPU ms, its parts) per step of the whole engine, prefill and warm-up left out."""
+    with HostParts(runner) as parts:
+        turns = engine_turns(runner, batch, frames)
+    steady = turns[20:-5]
+    steps = len(steady) - 1
+    wall, cpu = ((steady[-1][i] - steady[0][i]) / steps * 1e3 for i in (0, 1))
+    return wall, cpu, {part: seconds / len(turns) * 1e3 for part, seconds in parts.items()}
+
+
+def engine_turns(runner: TalkerRunner, batch: int, frames: int) -> list[tuple[float, float]]:
     sink = Sink(batch)
     engine = TalkerEngine(runner, ChunkRamp(), sink)
     for i in range(batch):
@@ -138,10 +187,7 @@ def engine_loop(runner: TalkerRunner, batch: int, frames: int) -> tuple[float, f
     if not sink.done.wait(120):
         raise SystemExit(f"batch {batch}: not finished after 120 s")
     engine.stop()
-    steady = sink.turns[20:-5]
-    steps = len(steady) - 1
-    wall, cpu = ((steady[-1][i] - steady[0][i]) / steps * 1e3 for i in (0, 1))
-    return wall, cpu
+    return sink.turns
 
 
 def prefill_ms(runner: TalkerRunner) -> float:
@@ -231,13 +277,14 @@ def main() -> None:
     rows = []
     for batch in batches:
         ms = replay_ms(runner, batch, args.steps)
-        wall, cpu = engine_loop(runner, batch, args.steps + 40)
+        wall, cpu, parts = engine_loop(runner, batch, args.steps + 40)
         rows.append(
             {
                 "batch": batch,
                 "ms_per_frame": ms,
                 "engine_wall_ms": wall,
                 "host_cpu_ms": cpu,
+                "host_parts_ms": parts,
                 "gpu_busy": ms / wall,
             }
         )
@@ -253,6 +300,7 @@ def main() -> None:
         print(
             f"batch {row['batch']:4d}  {row['ms_per_frame']:6.3f} ms/frame  {row['ms_per_frame'] / floor_ms:5.2f} x floor"
             f"  engine {row['engine_wall_ms']:6.3f} ms, busy {row['gpu_busy']:4.0%}, host {row['host_cpu_ms']:5.3f} ms"
+            f" ({', '.join(f'{part} {ms:.3f}' for part, ms in row['host_parts_ms'].items())})"
             f"  plain {plain_ms:6.2f} ms = {plain_ms / row['ms_per_frame']:4.2f} x"
         )
     print(f"prefill of {PROMPT_ROWS - 1} rows: {prefill:.2f} ms")
