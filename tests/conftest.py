@@ -29,10 +29,6 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.addinivalue_line(
-        "markers",
-        "xdist_group: tests that compile the same kernels; pytest-xdist's --dist loadgroup reads it",
-    )
     if config.getoption("--require-gpu"):
         config.pluginmanager.register(FailuresAtOnce(config))
     if config.getoption("--no-torch"):
