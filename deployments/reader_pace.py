@@ -10,7 +10,8 @@ in the proxy, tells how much the reader has taken, and at most WINDOW_BYTES are 
 runs without it (its variable must be in the environment that starts Ray: launch.py sets it) leaves the
 first of the two pictures, with queues that wait for nobody.
 
-A body that waits stops its chain: the engines go on to the end of the piece in hand, not to the next.
+A body that waits stops its chain: the engines go on to the end of the piece in hand, not to the next. The messages of a
+WebSocket go the same ways, whole; there the app receives all the time, and so hears of what is taken.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ class ReaderPace:
         self._app, self._timeout_s = app, timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        make_reader = _READERS.get(scope["type"])
+        if make_reader is None:
             await self._app(scope, receive, send)
             return
         has_credits = _CREDITS_HEADER.decode() in Headers(scope=scope)
-        reader = _Reader(receive, send, self._timeout_s, has_credits, request_id_of(scope))
+        reader = make_reader(receive, send, self._timeout_s, has_credits, request_id_of(scope))
         await self._app(scope, reader.receive, reader.send)
 
 
@@ -84,30 +86,35 @@ class _Reader:
         return message
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start" and self._has_credits:
+        if message["type"] in _BEGINNINGS and self._has_credits:
             headers = [*message.get("headers", ()), (_TIMEOUT_HEADER, str(self._timeout_s).encode())]
             message = {**message, "headers": headers}
         for part in _cut(message, MESSAGE_BYTES if self._has_credits else PART_BYTES):
             await self._pass_on(part)
 
     async def _pass_on(self, message: Message) -> None:
-        size = len(message.get("body", b""))
+        size = _num_bytes(message)
         if self._has_stalled:
             raise SlowReader(self._timeout_s)
         if self._has_credits and size:
-            while self._num_sent - self._num_taken + size > WINDOW_BYTES and not self._has_left:
+            counted = min(size, WINDOW_BYTES // 2)  # larger than the window, it would wait for ever
+            while self._num_sent - self._num_taken + counted > WINDOW_BYTES and not self._has_left:
                 async with self._in_time():
-                    self._note(await self._receive())
+                    await self._hear()
         async with self._in_time():
             await self._send(message)
         self._num_sent += size
+
+    async def _hear(self) -> None:
+        """Wait for what may change how much is taken."""
+        self._note(await self._receive())
 
     def _note(self, message: Message) -> bool:
         """Whether it was one of ours."""
         kind: str = message["type"]
         if kind == _TAKEN:
             self._num_taken = message["num_bytes"]
-        self._has_left |= kind == "http.disconnect"  # then Serve cancels us; nobody is waited for
+        self._has_left |= kind in _LEAVINGS  # then Serve cancels us; nobody is waited for
         return kind == _TAKEN
 
     @asynccontextmanager
@@ -125,8 +132,39 @@ class _Reader:
             raise error from None
 
 
+class _SocketReader(_Reader):
+    """A WebSocket's, whose app receives in one task and sends in others."""
+
+    def __init__(
+        self, receive: Receive, send: Send, timeout_s: float, has_credits: bool, request_id: str
+    ) -> None:
+        super().__init__(receive, send, timeout_s, has_credits, request_id)
+        self._noted = asyncio.Event()
+
+    async def _hear(self) -> None:
+        self._noted.clear()
+        await self._noted.wait()
+
+    def _note(self, message: Message) -> bool:
+        is_ours = super()._note(message)
+        self._noted.set()
+        return is_ours
+
+
+_READERS = {"http": _Reader, "websocket": _SocketReader}
+_BEGINNINGS = ("http.response.start", "websocket.accept")
+_LEAVINGS = ("http.disconnect", "websocket.disconnect")
+
+
+def _num_bytes(message: Message) -> int:
+    """Of what the reader gets."""
+    text: str | None = message.get("text")
+    content = message.get("body") or message.get("bytes") or (text or "").encode()
+    return len(content)
+
+
 def _cut(message: Message, num_bytes: int) -> Iterator[Message]:
-    """The same body in messages of so many bytes at most."""
+    """The same body in messages of so many bytes at most. A WebSocket's message stays whole."""
     content = message.get("body", b"")
     if len(content) <= num_bytes:
         yield message
@@ -149,7 +187,7 @@ class ReaderCredits:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in _READERS:
             await self._app(scope, receive, send)
             return
         headers = [*(h for h in scope["headers"] if h[0] != _CREDITS_HEADER), (_CREDITS_HEADER, b"1")]
@@ -175,14 +213,14 @@ class _Credits:
         while True:
             message = await self._receive()
             self._messages.put_nowait(message)
-            if message["type"] == "http.disconnect":
+            if message["type"] in _LEAVINGS:
                 return
 
     async def receive(self) -> Message:
         return await self._messages.get()
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in _BEGINNINGS:
             message = self._without_timeout(message)
         for part in _cut(message, PART_BYTES):
             await self._write(part)
@@ -198,8 +236,9 @@ class _Credits:
             logger.warning("a client took nothing for %g s: its connection is cut", self._timeout_s)
             _abort(self._send)
             return  # the server now hears of a disconnect, as of a client that has left
-        self._num_taken += len(message.get("body", b""))
-        if message.get("more_body") and self._num_taken - self._num_told >= REPORT_BYTES:
+        self._num_taken += _num_bytes(message)
+        has_more = message.get("more_body") or message["type"] == "websocket.send"
+        if has_more and self._num_taken - self._num_told >= REPORT_BYTES:
             self._num_told = self._num_taken
             self._messages.put_nowait({"type": _TAKEN, "num_bytes": self._num_taken})
 
@@ -216,9 +255,10 @@ def _abort(send: Send) -> None:
     Closing would be too polite: it waits for the reader to take what is buffered.
     """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
-    if transport is None or transport.is_closing():
+    if transport is None:
         return
     # Our own handle on the same socket: uvloop's transport lends one without `setsockopt`.
-    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as own:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    transport.abort()
+    if (number := transport.get_extra_info("socket").fileno()) >= 0:
+        with socket.socket(fileno=os.dup(number)) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    transport.abort()  # also one that is closing: a keepalive that failed leaves it so, with all its buffer

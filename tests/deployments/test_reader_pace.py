@@ -5,11 +5,14 @@ import socket
 
 import pytest
 import uvicorn
+from websockets.client import ClientProtocol
+from websockets.uri import parse_uri
 
 from deployments.reader_pace import PART_BYTES, REPORT_BYTES, WINDOW_BYTES, ReaderCredits, ReaderPace
 from qwen3tts_core.errors import SlowReader
 from tests.fakes import until
 
+SOCKET_SCOPE = {"type": "websocket", "headers": [(b"host", b"here"), (b"x-request-id", b"its-id")]}
 SCOPE = {"type": "http", "headers": [(b"host", b"here"), (b"x-request-id", b"its-id")]}
 
 
@@ -52,7 +55,7 @@ class Queues:
         messages, received = asyncio.Queue(), asyncio.Queue()
 
         async def enqueue(message):
-            self.num_waiting += len(message.get("body", b""))
+            self.num_waiting += len(message.get("body") or message.get("bytes") or b"")
             self.most_waiting = max(self.most_waiting, self.num_waiting)
             messages.put_nowait(message)
 
@@ -60,7 +63,7 @@ class Queues:
             while True:
                 message = await receive()
                 received.put_nowait(message)
-                if message["type"] == "http.disconnect":
+                if message["type"].endswith(".disconnect"):
                     running.cancel()
                     return
 
@@ -69,7 +72,7 @@ class Queues:
         running.add_done_callback(lambda _: messages.put_nowait(None))
         while (message := await messages.get()) is not None:
             await send(message)
-            self.num_waiting -= len(message.get("body", b""))
+            self.num_waiting -= len(message.get("body") or message.get("bytes") or b"")
         pulling.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -221,3 +224,100 @@ async def test_a_client_that_claims_to_be_our_proxy_only_stops_itself():
     app = ReaderPace(speaker(3, WINDOW_BYTES, log), timeout_s=0.05)
     with pytest.raises(SlowReader):
         await app(scope, reader.receive, reader.send)
+
+
+# ---------------------------------------------------------------- a WebSocket
+def talker(num_parts, size, log):
+    """A session that receives in one task and sends in another, as ours do."""
+
+    async def app(scope, receive, send):
+        async def read():
+            while (message := await receive())["type"] != "websocket.disconnect":
+                if message["type"] == "websocket.receive":
+                    log.append(message["text"])
+
+        await send({"type": "websocket.accept", "headers": []})
+        reading = asyncio.create_task(read())
+        try:
+            for _ in range(num_parts):
+                await send({"type": "websocket.send", "bytes": bytes(size)})
+                log.append(size)
+            await send({"type": "websocket.close", "code": 1000})
+        except BaseException as error:
+            log.append(error)
+            raise
+        finally:
+            reading.cancel()
+
+    return app
+
+
+class TalkingSocket(Socket):
+    """Whose client also says something, now and then."""
+
+    def __init__(self):
+        super().__init__()
+        self.said = asyncio.Queue()
+
+    async def send(self, message):
+        await super().send({**message, "body": message.get("bytes", b"")})
+
+    async def receive(self):
+        return {"type": "websocket.receive", "text": await self.said.get()}
+
+
+@pytest.mark.parametrize("size", [REPORT_BYTES // 3, REPORT_BYTES, 2 * WINDOW_BYTES])
+async def test_no_more_than_the_window_is_on_its_way_to_a_websocket(size):
+    """Messages stay whole, also those larger than the window; what the client says meanwhile arrives, in order."""
+    num_parts = max(4, 6 * WINDOW_BYTES // size)
+    reader, log = TalkingSocket(), []
+    queues = Queues(ReaderPace(talker(num_parts, size, log), timeout_s=5))
+    call = asyncio.create_task(ReaderCredits(queues)(SOCKET_SCOPE, reader.receive, reader.send))
+    await settled()
+    assert log.count(size) * size <= WINDOW_BYTES + size
+    for number in range(num_parts):
+        await reader.said.put(number)
+        await reader.allow(size)
+        await settled()
+    await call
+    assert reader.taken == num_parts * size
+    heard = [entry for entry in log if entry != size]
+    assert heard == list(range(len(heard)))
+    assert len(heard) >= num_parts // 2, "the rest was on its way when the session ended"
+    assert [message["type"] for message in reader.messages].count("websocket.send") == num_parts
+    assert reader.messages[0]["headers"] == []
+
+
+async def test_on_a_websocket_of_its_own_a_client_that_takes_nothing_is_dropped():
+    reader, log = TalkingSocket(), []
+    await reader.allow(1000)
+    with pytest.raises(SlowReader):
+        await ReaderPace(talker(3, 1000, log), timeout_s=0.05)(SOCKET_SCOPE, reader.receive, reader.send)
+    assert reader.taken == 1000
+
+
+async def test_a_websocket_client_that_takes_nothing_loses_its_connection():
+    """Also when uvicorn has given it up already, which on its own would keep all that it was sent."""
+    log = []
+    app = ReaderCredits(Queues(ReaderPace(talker(100, 1 << 20, log), timeout_s=0.5)))
+    config = uvicorn.Config(
+        app, port=0, host="127.0.0.1", lifespan="off", log_level="critical", loop="asyncio",
+        ws_ping_interval=0.1, ws_ping_timeout=0.1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, 10)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        loop, protocol = asyncio.get_running_loop(), ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/"))
+        protocol.send_request(protocol.connect())
+        await loop.sock_sendall(client, b"".join(protocol.data_to_send()))
+        await loop.sock_recv(client, 100)
+        await until(lambda: any(isinstance(entry, BaseException) for entry in log), 20)
+        await until(lambda: not server.server_state.connections, 5)
+        with pytest.raises(ConnectionResetError):
+            await read_to_the_end(client)
+    server.should_exit = True
+    await serving

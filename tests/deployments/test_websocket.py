@@ -482,6 +482,9 @@ async def test_a_full_server_refuses_the_first_sentence_at_once_and_later_ones_w
         assert (await socket.wait_for("session.done"))["error"]
         assert socket.told("audio.start") == []
         chain.talker_engine.script.capacity = 1
+        chain.ingress._models.default.chains.admission._clock = lambda: (
+            1e9
+        )  # seconds later: they are asked again
         say(socket)
         await socket.wait_for("audio.start")
         chain.talker_engine.script.capacity = 0  # as if another had taken the place

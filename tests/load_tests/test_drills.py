@@ -175,7 +175,7 @@ def test_memory_and_files_of_a_process_are_those_of_the_kernel():
     num_files = num_open_files(os.getpid())
     with open(os.devnull) as _:
         assert num_open_files(os.getpid()) == num_files + 1
-    assert "pytest" in name_of(os.getpid())
+    assert "python" in name_of(os.getpid())
 
 
 def test_of_a_process_that_is_gone_there_is_nothing():
