@@ -116,7 +116,7 @@ class _Threaded:
             if self._ended.wait(self.script.seconds_per_item):
                 return
             item = work(state)
-            self._outbox.put(request_id, item)
+            self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
             self._outbox.flush()
 
 

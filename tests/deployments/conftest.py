@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from deployments.codec import Codec, CodecSettings
+from deployments.codec import Codec
+from deployments.engines import CodecSettings, TalkerSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
 from deployments.reference_fetch import FetchPolicy
-from deployments.talker import Talker, TalkerSettings
+from deployments.talker import Talker
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
