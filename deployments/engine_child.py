@@ -212,10 +212,9 @@ def main() -> None:
         link.drain()
         os._exit(1)
     caller.engine = engine
-    is_over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    ended = on_sigterm()
     link.send([pack(Kind.READY, state_of(engine))])
-    is_over.wait()
+    ended.recv(1)
     engine.stop()  # no kernel is left running: other processes may share the GPU's server
     os._exit(0)
 
@@ -230,8 +229,18 @@ def serve(frames: Iterator[Frame], caller: Caller) -> None:
     os._exit(0)
 
 
+def on_sigterm() -> socket.socket:
+    """Has something to read once that has come. Waiting for a lock would miss a signal that is a moment early."""
+    told, tells = socket.socketpair()
+    tells.setblocking(False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(tells.detach())
+    return told
+
+
 def end_with_the_replica() -> None:
-    """Also while a thread holds the interpreter for good, so that nobody sees the socket end."""
+    """Also while a thread holds the interpreter for good, so that nobody sees the socket end. The kernel means the
+    thread over there that started this process: its event loop's, which lasts as long as it does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
