@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from deployments.engine_wire import READ_BYTES, Frame, FrameReader, Kind, header_of, pack, pack_error
+from deployments.engine_wire import Frame, FrameReader, Kind, header_of, pack, pack_error
 from deployments.engines import EngineLike
 
 logger = logging.getLogger("deployments.engine_child")
@@ -47,9 +47,9 @@ class ReplicaLink:
 
     def frames(self) -> Iterator[Frame]:
         """Until the replica is gone."""
-        reader = FrameReader()
-        while data := self._receive():
-            yield from reader.feed(data)
+        reader = FrameReader(self._socket)
+        while (frames := reader.read()) is not None:
+            yield from frames
 
     def send(self, parts: Sequence[bytes]) -> None:
         """As much as there is room for now, the rest soon."""
@@ -93,12 +93,6 @@ class ReplicaLink:
                 self._backlog.popleft()
                 self._num_waiting -= len(first)
                 self._changed.notify_all()
-
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(READ_BYTES)
-        except ConnectionError:
-            return b""
 
 
 class LinkOutbox:
@@ -163,9 +157,7 @@ class Caller:
             self._outbox.put(request_id, error)
             self._outbox.flush()
             if frame.kind is Kind.BEGIN:
-                self._outbox.end(
-                    request_id
-                )  # the engine holds nothing of it, and what else comes for it is in vain
+                self._outbox.end(request_id)  # nothing is held for it, and what else comes is in vain
 
 
 def state_of(engine: EngineLike) -> tuple[Exception | None, Any]:
@@ -215,7 +207,7 @@ def main() -> None:
     ended = on_sigterm()
     link.send([pack(Kind.READY, state_of(engine))])
     ended.recv(1)
-    engine.stop()  # no kernel is left running: other processes may share the GPU's server
+    engine.stop()  # after its step in flight: others may share the GPU through one server
     os._exit(0)
 
 

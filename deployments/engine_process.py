@@ -22,10 +22,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from deployments.engine_wire import READ_BYTES, FrameReader, Kind, header_of, pack
+from deployments.engine_wire import Frame, FrameReader, Kind, header_of, pack
 from deployments.engines import EngineLike
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.errors import EngineDown, EngineFault
@@ -41,8 +40,12 @@ _STUCK_AFTER_S = 60.0
 """An answer takes microseconds, whatever the engine does: it comes from another thread."""
 _ANSWER_WITHIN_S = 10.0  # for whoever waits for it
 _END_WITHIN_S = 5.0  # a step, and the process's own end
+_MOST_READS = 16
+"""In one turn of the loop, should more come all the time: megabytes, and a socket holds less than one."""
 _MOST_UNSENT = 64 << 20
 """Bytes that the process has not taken; a request has some kilobytes."""
+
+_SEND_BUFFER_BYTES = 4 << 20  # or what the machine allows (net.core.wmem_max)
 
 Settings = TypeVar("Settings")
 
@@ -71,7 +74,6 @@ class EngineProcess:
         """name: of the deployment, for messages, and on the process's command line."""
         self._name, self._outbox, self._clock = name, outbox, clock
         self._loop = asyncio.get_running_loop()
-        self._frames = FrameReader()
         self._numbers = itertools.count()
         self._streams: dict[str, int] = {}
         self._request_ids: dict[int, str] = {}
@@ -81,10 +83,11 @@ class EngineProcess:
         self._stats: DataclassInstance | None = None
         self._why_down = ""
         self._process, self._socket = _spawn(name)
+        self._reader = FrameReader(self._socket)
         try:
             self._socket.sendall(pack(Kind.OPEN, (open_engine, settings)))
             while not self._is_open():
-                self._take(self._receive_opening())
+                self._take(self._read_opening())
         except BaseException:
             self._socket.close()
             self._process.kill()
@@ -176,28 +179,29 @@ class EngineProcess:
     def _is_open(self) -> bool:
         return self._stats is not None
 
-    def _receive_opening(self) -> bytes:
+    def _read_opening(self) -> list[Frame]:
         """Before the event loop has it. Raises EngineFault when the process has ended."""
-        with suppress(ConnectionError):
-            if data := self._socket.recv(READ_BYTES):
-                return data
-        code = self._process.wait()
-        raise EngineFault(f"the {self._name} engine's process ended with {code} before it was ready")
+        frames = self._reader.read()
+        if frames is None:
+            code = self._process.wait()
+            raise EngineFault(f"the {self._name} engine's process ended with {code} before it was ready")
+        return frames
 
     def _on_readable(self) -> None:
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return
-        except ConnectionError:
-            data = b""
-        if data:
-            self._take(data)
-        else:
-            self._lost()
+        """What there is, so that one turn of the loop has a whole step's items, and what is written meanwhile."""
+        for _ in range(_MOST_READS):
+            try:
+                frames = self._reader.read()
+            except BlockingIOError:
+                break
+            if frames is None:
+                self._lost()
+                break
+            self._take(frames)
+        self._outbox.flush()
 
-    def _take(self, data: bytes) -> None:
-        for kind, stream, payload in self._frames.feed(data):
+    def _take(self, frames: list[Frame]) -> None:
+        for kind, stream, payload in frames:
             if kind is Kind.ITEM:
                 self._pass_on(stream, payload)
             elif kind is Kind.ERROR:
@@ -211,7 +215,6 @@ class EngineProcess:
                 self._health, self._stats = pickle.loads(payload)
                 if kind is Kind.ANSWER:
                     self._answered()
-        self._outbox.flush()
 
     def _pass_on(self, stream: int, item: bytes | Exception) -> None:
         request_id = self._request_ids.get(stream)
@@ -315,6 +318,7 @@ def _spawn(name: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """The process, with the same environment and modules as this one, and our end of the socket to it."""
     own, its = socket.socketpair()
     with its:
+        its.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         process = subprocess.Popen(
             [sys.executable, "-m", "deployments.engine_child", name, str(its.fileno())],
             stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ ends are this project's, and nobody else holds the socket.
 from __future__ import annotations
 
 import pickle
+import socket
 import struct
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple
 from qwen3tts_core.errors import EngineFault
 
 _HEADER = struct.Struct("<BQI")  # kind, stream, bytes of the payload
-READ_BYTES = 1 << 18
 
 
 class Kind(IntEnum):
@@ -61,21 +61,32 @@ def pack_error(kind: Kind, error: BaseException, stream: int = 0) -> bytes:
 
 
 class FrameReader:
-    """Frames of what was read, however it was cut."""
+    """Frames as they come out of a socket, however they were cut."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray()
+    def __init__(self, own: socket.socket, num_bytes: int = 1 << 20) -> None:
+        """num_bytes: read at once, at most; more where a frame is larger."""
+        self._socket = own
+        self._buffer = bytearray(num_bytes)
+        self._num_bytes = 0  # of a frame that isn't whole yet
 
-    def feed(self, data: bytes) -> list[Frame]:
-        """Those that are whole by now."""
-        self._buffer += data
-        frames, at = [], 0
+    def read(self) -> list[Frame] | None:
+        """What is whole after one read; None at the socket's end. Raises BlockingIOError where there is nothing."""
+        if self._num_bytes == len(self._buffer):
+            self._buffer.extend(bytes(len(self._buffer)))
         with memoryview(self._buffer) as view:
-            while (begins := at + _HEADER.size) <= len(view):
+            try:
+                num_read = self._socket.recv_into(view[self._num_bytes :])
+            except ConnectionError:
+                num_read = 0
+            if not num_read:
+                return None
+            frames, at, end = [], 0, self._num_bytes + num_read
+            while (begins := at + _HEADER.size) <= end:
                 kind, stream, num_bytes = _HEADER.unpack_from(view, at)
-                if (ends := begins + num_bytes) > len(view):
+                if begins + num_bytes > end:
                     break
-                frames.append(Frame(Kind(kind), stream, bytes(view[begins:ends])))
-                at = ends
-        del self._buffer[:at]
+                frames.append(Frame(Kind(kind), stream, bytes(view[begins : begins + num_bytes])))
+                at = begins + num_bytes
+            self._num_bytes = end - at
+            view[: self._num_bytes] = view[at:end]
         return frames

@@ -19,6 +19,9 @@ class Order:
 
 @dataclass(frozen=True)
 class PuppetStats:
+    """known: streams that the outbox would still pass on."""
+
+    known: int
     open: tuple[str, ...]
     cancelled: tuple[str, ...]
 
@@ -45,7 +48,7 @@ class Puppet:
             raise self.illness
 
     def stats(self):
-        return PuppetStats(tuple(self.open), tuple(self.cancelled))
+        return PuppetStats(len(self.outbox._streams), tuple(self.open), tuple(self.cancelled))
 
     def say(self, request_id, *items):
         for item in items:
