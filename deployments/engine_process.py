@@ -24,7 +24,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from deployments.engine_wire import Frame, FrameReader, Kind, header_of, pack
+from deployments.engine_link import EngineLink
+from deployments.engine_wire import Frame, Kind, header_of, pack
 from deployments.engines import EngineLike
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.errors import EngineDown, EngineFault
@@ -40,8 +41,6 @@ _STUCK_AFTER_S = 60.0
 """An answer takes microseconds, whatever the engine does: it comes from another thread."""
 _ANSWER_WITHIN_S = 10.0  # for whoever waits for it
 _END_WITHIN_S = 5.0  # a step, and the process's own end
-_MOST_READS = 16
-"""In one turn of the loop, should more come all the time: megabytes, and a socket holds less than one."""
 _MOST_UNSENT = 64 << 20
 """Bytes that the process has not taken; a request has some kilobytes."""
 
@@ -77,24 +76,22 @@ class EngineProcess:
         self._numbers = itertools.count()
         self._streams: dict[str, int] = {}
         self._request_ids: dict[int, str] = {}
-        self._unsent = bytearray()
         self._questions: deque[_Question] = deque()
         self._health: Exception | None = None
         self._stats: DataclassInstance | None = None
         self._why_down = ""
-        self._process, self._socket = _spawn(name)
-        self._reader = FrameReader(self._socket)
+        self._process, own = _spawn(name)
+        self._link = EngineLink(own)
         try:
-            self._socket.sendall(pack(Kind.OPEN, (open_engine, settings)))
+            self._link.send(pack(Kind.OPEN, (open_engine, settings)))
             while not self._is_open():
                 self._take(self._read_opening())
         except BaseException:
-            self._socket.close()
+            self._link.close()
             self._process.kill()
             self._process.wait()
             raise
-        self._socket.setblocking(False)
-        self._loop.add_reader(self._socket, self._on_readable)
+        self._link.attach(self._loop, self._take, self._lost)
         self._loop.call_later(_ASK_EVERY_S, self._ask_again)
 
     @property
@@ -151,7 +148,7 @@ class EngineProcess:
             raise EngineFault(f"request id {request_id!r} is already running")
         stream = next(self._numbers)
         self._streams[request_id], self._request_ids[stream] = stream, request_id
-        self._send(pack(Kind.BEGIN, (request_id, method, arguments), stream))
+        self._link.send(pack(Kind.BEGIN, (request_id, method, arguments), stream))
 
     def _call(self, request_id: str, method: str, *arguments: Any) -> None:
         """For an open stream; errors as with `_begin`."""
@@ -159,7 +156,7 @@ class EngineProcess:
         stream = self._streams.get(request_id)
         if stream is None:
             raise EngineFault(f"request id {request_id!r} isn't open")
-        self._send(pack(Kind.CALL, (request_id, method, arguments), stream))
+        self._link.send(pack(Kind.CALL, (request_id, method, arguments), stream))
 
     def _end(self, request_id: str, method: str) -> None:
         """Close a stream: its reader gets nothing more, whatever is on its way. Unknown ids are fine."""
@@ -167,38 +164,27 @@ class EngineProcess:
         if stream is not None:
             del self._request_ids[stream]
             if not self._why_down:
-                self._send(pack(Kind.END, (request_id, method, (request_id,)), stream))
+                self._link.send(pack(Kind.END, (request_id, method, (request_id,)), stream))
 
     def _raise_if_down(self) -> None:
         if self._why_down:
             raise EngineDown(self._why_down)
-        if len(self._unsent) > _MOST_UNSENT:
-            raise EngineDown(f"the {self._name} engine's process has left {len(self._unsent):,} bytes unread")
+        if self._link.num_unsent > _MOST_UNSENT:
+            raise EngineDown(
+                f"the {self._name} engine's process has left {self._link.num_unsent:,} bytes unread"
+            )
 
-    # ------------------------------------------------------------ the socket
+    # ------------------------------------------------------------ what comes
     def _is_open(self) -> bool:
         return self._stats is not None
 
     def _read_opening(self) -> list[Frame]:
-        """Before the event loop has it. Raises EngineFault when the process has ended."""
-        frames = self._reader.read()
+        """Raises EngineFault when the process has ended."""
+        frames = self._link.read()
         if frames is None:
             code = self._process.wait()
             raise EngineFault(f"the {self._name} engine's process ended with {code} before it was ready")
         return frames
-
-    def _on_readable(self) -> None:
-        """What there is, so that one turn of the loop has a whole step's items, and what is written meanwhile."""
-        for _ in range(_MOST_READS):
-            try:
-                frames = self._reader.read()
-            except BlockingIOError:
-                break
-            if frames is None:
-                self._lost()
-                break
-            self._take(frames)
-        self._outbox.flush()
 
     def _take(self, frames: list[Frame]) -> None:
         for kind, stream, payload in frames:
@@ -215,33 +201,12 @@ class EngineProcess:
                 self._health, self._stats = pickle.loads(payload)
                 if kind is Kind.ANSWER:
                     self._answered()
+        self._outbox.flush()
 
     def _pass_on(self, stream: int, item: bytes | Exception) -> None:
         request_id = self._request_ids.get(stream)
         if request_id is not None:
             self._outbox.put(request_id, item)
-
-    def _send(self, frame: bytes) -> None:
-        """Now, or when there is room: nothing waits here."""
-        if not self._unsent:
-            frame = frame[self._send_now(frame) :]
-            if not frame:
-                return
-            self._loop.add_writer(self._socket, self._on_writable)
-        self._unsent += frame
-
-    def _send_now(self, data: bytes | bytearray) -> int:
-        try:
-            return self._socket.send(data)
-        except BlockingIOError:
-            return 0
-        except OSError:  # the process is gone, and reading will tell
-            return len(data)
-
-    def _on_writable(self) -> None:
-        del self._unsent[: self._send_now(self._unsent)]
-        if not self._unsent:
-            self._loop.remove_writer(self._socket)
 
     # ------------------------------------------------------------ questions
     def _ask_again(self) -> None:
@@ -252,7 +217,7 @@ class EngineProcess:
 
     def _ask(self, answered: asyncio.Future[None] | None = None) -> None:
         self._questions.append(_Question(self._clock(), answered))
-        self._send(header_of(Kind.ASK, b""))
+        self._link.send(header_of(Kind.ASK, b""))
 
     def _answered(self) -> None:
         future = self._questions.popleft().answered
@@ -262,9 +227,6 @@ class EngineProcess:
     # ------------------------------------------------------------ its end
     def _lost(self) -> None:
         """The process has ended, whoever did it."""
-        self._loop.remove_reader(self._socket)
-        self._loop.remove_writer(self._socket)
-        self._socket.close()
         level = logging.INFO if self._why_down else logging.ERROR
         self._fail_all(f"the {self._name} engine's process has ended")
         while self._questions:

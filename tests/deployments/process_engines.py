@@ -71,6 +71,10 @@ def open_dying(code, outbox):
     os._exit(code)
 
 
+def open_slowly(settings, outbox):
+    time.sleep(1000)
+
+
 class FailingStart(Puppet):
     def start(self):
         raise MemoryError("warming up needs 80 GiB")
@@ -138,6 +142,21 @@ def hang(engine, request_id, *, with_interpreter):
 class Unpicklable(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
+
+
+def talk_nonsense(engine, request_id):
+    engine.outbox._link.send([b"\xff" + bytes(12)])  # an empty frame of no kind
+
+
+def put_unknown(engine, request_id):
+    """An error of a kind that the replica has never heard of: it can be pickled here alone."""
+    engine.say(request_id, _made_here("Unheard"))
+
+
+def _made_here(name):
+    kind = type(name, (Exception,), {"__module__": __name__})
+    globals()[name] = kind
+    return kind("of")
 
 
 def raise_unpicklable(engine, request_id):

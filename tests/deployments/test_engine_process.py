@@ -7,6 +7,7 @@ import asyncio
 import logging
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -71,7 +72,7 @@ async def opened(*arguments, **others):
         yield process
     finally:
         process.stop()
-        await until(lambda: process._socket.fileno() < 0)
+        await until(lambda: process._link.is_closed)
 
 
 def exists(pid):
@@ -271,6 +272,25 @@ async def test_a_killed_process_takes_its_streams_down_and_leaves_no_zombie():
         await gone(process.pid)
 
 
+@pytest.mark.parametrize(
+    ("do", "complaint"),
+    [
+        (engines.talk_nonsense, "255 is not a valid Kind"),
+        (engines.put_unknown, "no attribute 'Unheard'|get attribute 'Unheard'"),
+    ],
+)
+async def test_one_that_can_t_be_understood_is_given_up(caplog, do, complaint):
+    async with opened() as process:
+        with (
+            process.asked("a", do) as items,
+            caplog.at_level(logging.ERROR, "asyncio"),
+            pytest.raises(EngineDown),
+        ):
+            await read(items, 1)
+        assert re.search(complaint, caplog.text)
+        await gone(process.pid)
+
+
 async def test_stop_ends_the_process_and_open_streams():
     async with opened() as process:
         with process.asked("a", engines.nothing) as items:
@@ -295,7 +315,7 @@ async def test_a_process_whose_socket_ends_goes_by_itself():
     async with opened() as process:
         with process.asked("a", engines.hang, with_interpreter=False) as items:
             await read(items, 1)
-            process._socket.shutdown(2)
+            process._link._socket.shutdown(2)
             await gone(process.pid)
 
 
@@ -336,6 +356,33 @@ def test_a_replica_that_is_killed_leaves_no_process(do):
             parent.kill()
     deadline = time.monotonic() + 20
     while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+OPENING = """
+import asyncio
+from tests.deployments import process_engines as engines
+from tests.deployments.test_engine_process import Process
+
+async def main():
+    Process(engines.open_slowly)
+
+asyncio.run(main())
+"""
+
+
+def test_nor_does_one_that_is_killed_while_it_opens():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", OPENING], env=environment) as parent:
+        deadline = time.monotonic() + 30
+        try:
+            while not (children := descendants(parent.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            parent.kill()
+    while any(map(is_alive, children)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -412,7 +459,7 @@ async def test_a_process_that_takes_nothing_is_given_up_before_memory_is(monkeyp
                 process.cancel(order.request_id)  # is still told
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        await until(lambda: not process._unsent, timeout_s=20)
+        await until(lambda: not process._link.num_unsent, timeout_s=20)
         await process.refresh()
         assert process.stats().open == ()
         assert len(process.stats().cancelled) == number
