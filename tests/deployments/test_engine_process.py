@@ -14,6 +14,7 @@ import sys
 import time
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -87,6 +88,17 @@ async def read(items, count, timeout_s=30):
 
 async def gone(pid, timeout_s=20):
     await until(lambda: not exists(pid), timeout_s)
+
+
+async def halt(pid):
+    """Stop a process until it gets SIGCONT; returns when the last of its threads has stopped."""
+
+    def states():
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: states() == {"T"}, timeout_s=20)
 
 
 # ---------------------------------------------------------------- what crosses
@@ -256,8 +268,8 @@ async def test_a_killed_process_takes_its_streams_down_and_leaves_no_zombie():
     async with opened() as process:
         with process.asked("a", engines.speak, items=[b"first"]) as items:
             assert await read(items, 1) == [b"first"]
+            await halt(process.pid)
             refreshing = asyncio.create_task(process.refresh())
-            os.kill(process.pid, signal.SIGSTOP)  # so that the refresh is still waiting
             await asyncio.sleep(0)
             os.kill(process.pid, signal.SIGKILL)
             with pytest.raises(EngineDown, match="process has ended"):
@@ -418,7 +430,7 @@ async def test_a_process_that_doesn_t_answer_is_stuck_until_it_does(monkeypatch)
     monkeypatch.setattr(engine_process, "_ANSWER_WITHIN_S", 0.05)
     now = 1000.0
     async with opened(clock=lambda: now) as process:
-        os.kill(process.pid, signal.SIGSTOP)
+        await halt(process.pid)
         try:
             with pytest.raises(EngineFault, match="doesn't answer"):
                 await process.refresh()
@@ -446,7 +458,7 @@ def num_taken(process, orders):
 async def test_a_process_that_takes_nothing_is_given_up_before_memory_is(monkeypatch):
     monkeypatch.setattr(engine_process, "_MOST_UNSENT", 1 << 20)
     async with opened() as process:
-        os.kill(process.pid, signal.SIGSTOP)
+        await halt(process.pid)
         try:
             orders = [
                 Order(str(number), partial(engines.speak, items=[bytes(100_000)])) for number in range(100)
