@@ -17,13 +17,14 @@ from ray.serve import Application
 
 from deployments.api_keys import read_key_hashes
 from deployments.app_args import AppArgs, TransportArgs
-from deployments.codec import Codec, CodecSettings
+from deployments.codec import Codec
+from deployments.engines import CodecSettings, TalkerSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.leases import LEASE_S
 from deployments.plan import PlannedModel, plan_app, shared_codec_engine
 from deployments.reference_encoder import ReferenceEncoder
 from deployments.scaling_args import ScalingArgs
-from deployments.talker import Talker, TalkerSettings
+from deployments.talker import Talker
 
 __all__ = ["AppArgs", "TransportArgs", "build_app"]
 
@@ -82,6 +83,7 @@ def _bind_talker(model: PlannedModel, args: AppArgs) -> Application:
         model.seconds_per_frame,
         args.stream_lease_s,
         own.talker_weight_dtype,
+        args.engines.talker,
     )
     return _deploy(Talker, model.talker, own.num_admitted, own.autoscaling.talker).bind(settings)
 
@@ -99,6 +101,7 @@ def _bind_codec(
             first.codec_dtype,
             models[0].seconds_per_frame,
             args.stream_lease_s,
+            args.engines.codec,
         ),
         {model.args.served_name: talkers[model.talker] for model in models},
         args.transport.talker_to_codec,

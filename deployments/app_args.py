@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
+from deployments.engines import Home
 from deployments.handles import Transport
 from deployments.leases import LEASE_S
 from deployments.read_ahead import READER_AHEAD_S
@@ -54,6 +55,13 @@ class TransportArgs(StrictArgs):
 
     talker_to_codec: Transport = "object_ref"
     codec_to_ingress: Transport = "value"
+
+
+class EnginesArgs(StrictArgs):
+    """Where the replicas of each kind keep their engines: README, "Configuration"."""
+
+    talker: Home = "thread"
+    codec: Home = "thread"
 
 
 class ModelArgs(StrictArgs):
@@ -201,6 +209,7 @@ class AppArgs(ModelArgs):
     models: tuple[ModelArgs, ...] = ()
     device: Device = "auto"
     transport: TransportArgs = TransportArgs()
+    engines: EnginesArgs = EnginesArgs()
     reference: ReferenceArgs = ReferenceArgs()
     voices: VoicesArgs = VoicesArgs()
     voice_aliases: dict[VoiceName, VoiceName] = Field(default_factory=dict)

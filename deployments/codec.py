@@ -10,103 +10,49 @@ it ends, its `finally` gives everything back.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import Any
 
-from deployments.engine_metrics import CODEC_TABLE, start_publishing
-from deployments.exported import RaySink
+from deployments.engine_metrics import CODEC_TABLE
+from deployments.engine_process import CodecProcess
+from deployments.engines import CodecEngineLike, CodecSettings, OpenCodec, open_codec
 from deployments.handles import StartStream, Transport, bind_stream, is_death, root_cause
-from deployments.leases import LEASE_S, Leases
-from deployments.logs import send_logs_to_stderr
-from deployments.stream_load import SECONDS_PER_FRAME, Playback, StreamLoad
-from deployments.threads import let_the_engine_in
+from deployments.replica import EngineReplica
+from deployments.stream_load import Playback
 from deployments.tracing import traced_stream
-from qwen3tts_core.config import CodecEngineConfig
-from qwen3tts_core.engine.outbox import AsyncOutbox, Outbox
-from qwen3tts_core.errors import EngineDown, EngineFault, StreamCancelled
-from qwen3tts_core.types import AudioChunk, FrameBatch, ReferenceVoice, SpeechRequest
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from qwen3tts_core.errors import EngineDown, EngineFault
+from qwen3tts_core.types import FrameBatch, ItemHeader, SpeechRequest
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class CodecSettings:
-    """What a replica needs to open its engine. checkpoint: a local folder or a hub id. lease_s: see `Leases`."""
-
-    checkpoint: str
-    engine: CodecEngineConfig
-    device: str
-    dtype: str
-    seconds_per_frame: float = SECONDS_PER_FRAME
-    lease_s: float = LEASE_S
-
-
-class CodecEngineLike(Protocol):
-    """The engine as this deployment sees it; tests bring their own."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def open(self, request_id: str, reference: ReferenceVoice | None = None) -> None: ...
-
-    def submit(self, request_id: str, frames: FrameBatch) -> None: ...
-
-    def replay(self, request_id: str, codes: bytes, cuts: Sequence[int] = ()) -> None: ...
-
-    def close(self, request_id: str) -> None: ...
-
-    def check_health(self) -> None: ...
-
-    def stats(self) -> DataclassInstance: ...
-
-
-OpenCodec = Callable[[CodecSettings, Outbox[AudioChunk]], CodecEngineLike]
-
-
-def open_engine(settings: CodecSettings, outbox: Outbox[AudioChunk]) -> CodecEngineLike:
-    """Load the weights and warm up; returns when the engine can decode."""
-    # Slow to import (torch), and needed in this deployment's replicas alone.
-    from qwen3tts_core.engine.codec_engine import open_codec_engine
-    from qwen3tts_core.model.checkpoint import resolve_checkpoint
-
-    path = resolve_checkpoint(settings.checkpoint)
-    return open_codec_engine(
-        path, config=settings.engine, outbox=outbox, device=settings.device, dtype=settings.dtype
-    )
-
-
-class Codec:
-    """Frames in, PCM out. Ready when its constructor returns."""
+class Codec(EngineReplica[CodecEngineLike]):
+    """Frames in, PCM out."""
 
     def __init__(
         self,
         settings: CodecSettings,
         talkers: Mapping[str, Any],
         talker_transport: Transport,
-        open_engine: OpenCodec = open_engine,
+        open_engine: OpenCodec = open_codec,
     ) -> None:
         """talkers: a handle by the name of each model whose frames are decoded here."""
-        send_logs_to_stderr()
-        let_the_engine_in()
         self._start_talker: dict[str, StartStream] = {
             model: bind_stream(talker, "generate", talker_transport) for model, talker in talkers.items()
         }
-        self._outbox: AsyncOutbox[AudioChunk] = AsyncOutbox(asyncio.get_running_loop())
-        self._load = StreamLoad(settings.engine.num_rows, settings.seconds_per_frame)
         self._keeps_bytes = settings.engine.deterministic
-        self._engine = open_engine(settings, self._outbox)
-        self._leases = Leases(settings.lease_s, self._end)
-        self._engine.start()
-        start_publishing(self._engine.stats, CODEC_TABLE, RaySink())
+        if settings.home == "process":
+            open_engine = partial(CodecProcess, "Codec", open_engine)
+        super().__init__(
+            partial(open_engine, settings),
+            CODEC_TABLE,
+            num_slots=settings.engine.num_rows,
+            seconds_per_frame=settings.seconds_per_frame,
+            lease_s=settings.lease_s,
+        )
         logger.info("codec ready: %s, frames by %s", settings, talker_transport)
 
     async def decode(self, request: SpeechRequest) -> AsyncIterator[bytes]:
@@ -134,14 +80,15 @@ class Codec:
                 feeding = asyncio.create_task(
                     self._feed(request, start_talker, playback), context=span.context
                 )
-                async for chunk in audio:
-                    playback.sent(chunk.first_frame, chunk.num_frames)
-                    span.sent(chunk)
-                    yield chunk.to_bytes()
-                    if chunk.finish is not None:
+                async for item in audio:
+                    header = ItemHeader.of(item)
+                    playback.sent(header.first_frame, header.num_frames)
+                    span.sent(header)
+                    yield item
+                    if header.finish is not None:
                         return
             finally:
-                self._engine.close(request.request_id)
+                self._free(request.request_id)
                 if feeding is not None:
                     feeding.cancel()
                     with suppress(asyncio.CancelledError):
@@ -170,40 +117,8 @@ class Codec:
             if not is_whole:
                 frames.cancel()
 
-    async def roll_call(self, wanted: Sequence[str], given_up: Sequence[str]) -> None:
-        """Called by ingresses: streams that they wait for, and streams that they don't any more."""
-        self._leases.renew(wanted)
-        self._leases.give_up(given_up)
-
-    def _end(self, request_id: str) -> None:
-        """Free a stream without its reader's help, and tell the reader, should there be one."""
+    def _free(self, request_id: str) -> None:
         self._engine.close(request_id)
-        self._outbox.put(request_id, StreamCancelled())
-        self._outbox.flush()
-
-    def check_health(self) -> None:
-        """Called by Serve: raises EngineFault when the engine's thread is dead or stuck."""
-        self._engine.check_health()
-
-    async def ready(self, stay_s: float = 0.0) -> bool:
-        """Called by the ingress, which hears of a death by the call that is here; raises as `check_health` does."""
-        await asyncio.sleep(stay_s)
-        self._engine.check_health()
-        return True
-
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve, for the policy in `autoscaling.py`."""
-        return self._load.stats()
-
-    async def stats(self) -> dict[str, Any]:
-        """Counts of the engine, with the process id: for tests and operators."""
-        own = {"pid": os.getpid(), "reaped": self._leases.num_reaped}
-        return {**own, **dataclasses.asdict(self._engine.stats())}
-
-    def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)  # absent when opening it failed
-        if engine is not None:
-            engine.stop()
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from deployments.engine_metrics import memory_table, start_publishing
 from deployments.exported import RaySink
 from deployments.logs import send_logs_to_stderr
+from deployments.replica import Replica
 from deployments.stream_load import StreamLoad
 from qwen3tts_core.audio.clip import ReferenceClip, ReferenceLimits, read_clip
 from qwen3tts_core.errors import EngineFault
@@ -83,7 +84,7 @@ def open_engine(settings: EncoderSettings) -> ReferenceEncoderLike:
     )
 
 
-class ReferenceEncoder:
+class ReferenceEncoder(Replica):
     """Ready when its constructor returns."""
 
     def __init__(
@@ -133,16 +134,6 @@ class ReferenceEncoder:
         oldest = min(list(self._began_at.values()), default=math.inf)
         if (hung_s := self._clock() - oldest) > _STUCK_AFTER_S:
             raise EngineFault(f"a clip has been in work for {hung_s:.0f} s")
-
-    async def ready(self, stay_s: float = 0.0) -> bool:
-        """Called by the ingress, which hears of a death by the call that is here; raises as `check_health` does."""
-        await asyncio.sleep(stay_s)
-        self.check_health()
-        return True
-
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve, for the policy in `autoscaling.py`."""
-        return self._load.stats()
 
     async def stats(self) -> dict[str, Any]:
         """Counts of the memory, with the process id: for tests and operators."""

@@ -22,7 +22,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, Status, StatusCode
 from deployments.handles import root_cause
 from deployments.http_errors import describe
 from deployments.metrics import RequestRecord
-from qwen3tts_core.types import AudioChunk, FrameBatch, SpeechRequest
+from qwen3tts_core.types import ItemHeader, SpeechRequest
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -64,7 +64,7 @@ class StreamSpan:
         self._first_s: float | None = None
         self._finish: str | None = None
 
-    def sent(self, item: FrameBatch | AudioChunk) -> None:
+    def sent(self, item: ItemHeader) -> None:
         if self._first_s is None:
             self._first_s = self._clock() - self._began_at
         self._num_frames += item.num_frames

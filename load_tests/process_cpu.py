@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 _REPLICA = re.compile(r"ray::ServeReplica:[^:]*:([^\s:.#]+)")
+_ENGINE = re.compile(r"deployments\.engine_child (\w+)")
 _PARTS = (  # by a word of the command line, first match wins
     ("ray::ServeController", "controller"),
     ("ray::ProxyActor", "proxy"),
@@ -46,9 +47,12 @@ Snapshot = dict[int, ProcessUse]
 
 
 def part_of(command_line: str) -> str:
-    """`Talker`, `raylet` and so on; the program's name for what is none of Ray's."""
+    """`Talker`, `Talker engine` where that has a process of its own, `raylet` and so on; the program's name for what
+    is none of Ray's."""
     if replica := _REPLICA.search(command_line):
         return replica.group(1)
+    if engine := _ENGINE.search(command_line):
+        return f"{engine.group(1)} engine"
     for word, part in _PARTS:
         if word in command_line:
             return part

@@ -42,6 +42,7 @@ _CLIENTS_OF = "ProxyActor"  # whose files are also our own connections: as many 
 _LONG_TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
 _KINDS = (
     (r"ray::ServeReplica:\w+:(\w+)", r"\1"),
+    (r"deployments\.engine_child (\w+)", r"\1 engine"),
     (r"ray::(ProxyActor|ServeController)", r"\1"),
     (r"(raylet|gcs_server)", r"\1"),
 )

@@ -156,6 +156,23 @@ def _finish_reason(byte: int) -> FinishReason | None:
 _FRAME_HEADER = struct.Struct("<IHBB")  # first frame, number of frames, groups, finish
 
 
+class ItemHeader(NamedTuple):
+    """How the bytes of a FrameBatch and those of an AudioChunk begin: enough for whoever only passes them on."""
+
+    first_frame: int
+    num_frames: int
+    num_groups: int
+    finish: FinishReason | None
+
+    @classmethod
+    def of(cls, item: bytes) -> ItemHeader:
+        """Raises InvalidCodes when the item is neither."""
+        if len(item) < _FRAME_HEADER.size:
+            raise InvalidCodes(f"an item has {len(item)} bytes, its header alone {_FRAME_HEADER.size}")
+        first, frames, groups, finish = _FRAME_HEADER.unpack_from(item)
+        return cls(first, frames, groups, _finish_reason(finish))
+
+
 class FrameBatch(NamedTuple):
     """Consecutive frames of one request.
 
@@ -178,15 +195,13 @@ class FrameBatch(NamedTuple):
     @classmethod
     def from_bytes(cls, item: bytes) -> FrameBatch:
         """Raises InvalidCodes when the item isn't one that `to_bytes` wrote."""
-        if len(item) < _FRAME_HEADER.size:
-            raise InvalidCodes(f"a frame item has {len(item)} bytes, its header alone {_FRAME_HEADER.size}")
-        first, frames, groups, finish = _FRAME_HEADER.unpack_from(item)
+        first, frames, groups, finish = ItemHeader.of(item)
         codes = item[_FRAME_HEADER.size :]
         if len(codes) != 2 * frames * groups:
             raise InvalidCodes(
                 f"{frames} frames x {groups} groups need {2 * frames * groups} bytes, got {len(codes)}"
             )
-        return cls(first, frames, groups, codes, _finish_reason(finish))
+        return cls(first, frames, groups, codes, finish)
 
 
 _AUDIO_HEADER = struct.Struct("<IHBBI")  # first frame, number of frames, groups, finish, PCM bytes

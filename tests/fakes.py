@@ -16,7 +16,6 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from ray.exceptions import ActorDiedError
 
 from qwen3tts_core.engine.memo import Memo
 from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
@@ -116,7 +115,7 @@ class _Threaded:
             if self._ended.wait(self.script.seconds_per_item):
                 return
             item = work(state)
-            self._outbox.put(request_id, item)
+            self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
             self._outbox.flush()
 
 
@@ -191,6 +190,15 @@ class FakeCodecEngine(_Threaded):
         self._drop(request_id)
 
 
+def open_fake_talker(script, settings, outbox):
+    """With the script given, what a Talker opens, here or in a process."""
+    return FakeTalkerEngine(outbox, script, settings.ramp)
+
+
+def open_fake_codec(script, settings, outbox):
+    return FakeCodecEngine(outbox, script)
+
+
 class FakeReferenceEncoder:
     """Voices that are a pure function of clip, mode and weights, remembered as the real one's are.
 
@@ -250,6 +258,8 @@ class _FakeMethod:
 
 def mortal(method, *ends):
     """A streaming method whose next calls each die after so many items, as with their replica; then it lives on."""
+    from ray.exceptions import ActorDiedError  # here: the processes of fake engines need no Ray
+
     left = list(ends)
 
     async def dying(*args):

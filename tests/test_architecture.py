@@ -18,6 +18,7 @@ PURE = (  # arithmetic and plain values: must start at once, without torch
     "qwen3tts_core.engine.frame_checks",
     "qwen3tts_core.engine.pages",
     "qwen3tts_core.engine.scheduler",
+    "qwen3tts_core.engine.stats",
     "qwen3tts_core.errors",
     "qwen3tts_core.json_section",
     "qwen3tts_core.streaming.chunk_ramp",
@@ -66,6 +67,11 @@ def test_the_client_runs_without_the_server_s_packages():
     result = import_without(
         ["torch", "ray", "fastapi", "starlette", "pydantic", "transformers"], ["deployments.client", *modules]
     )
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_engine_s_process_runs_without_what_serves():
+    result = import_without(["ray", "fastapi", "starlette", "pydantic"], ["deployments.engine_child"])
     assert result.returncode == 0, result.stderr
 
 

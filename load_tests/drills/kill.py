@@ -35,7 +35,8 @@ async def kill(app: App, *, count: int, seed: int = 0) -> DrillResult:
             for number in range(count):
                 deployment = ("Talker", "Codec")[number % 2]
                 victim = await _speaking_replica(app, deployment, draw)
-                os.kill(victim["pid"], signal.SIGKILL)  # a replica of this drill's own server, by its id
+                process = draw.choice(("pid", "engine_pid"))  # one and the same unless engines have processes
+                os.kill(victim[process], signal.SIGKILL)  # of this drill's own server, by its id
                 killed[deployment] += 1
                 num_hit += victim[_IN_USE[deployment]]
                 if not await listeners.all_went_on(_GO_ON_WITHIN_S):

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from qwen3tts_core.engine.codec_rows import CodecModel, IncrementalRows, RowDeco
 from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Piece, Work
 from qwen3tts_core.engine.frame_checks import FrameChecks
 from qwen3tts_core.engine.outbox import Outbox
+from qwen3tts_core.engine.stats import CodecStats
 from qwen3tts_core.engine.tally import BATCH_ROWS, STEP_SECONDS, Tally
 from qwen3tts_core.engine.threads import join_or_leave
 from qwen3tts_core.errors import EngineDown, EngineFault, InvalidCodes, TTSError
@@ -34,30 +34,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_FAULTS_IN_A_ROW = 3  # a broken device fails every batch: let the replica be replaced
 _STUCK_AFTER_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class CodecStats:
-    """A snapshot; from `chunks` on, counts since the start, but for num_rows. padded_*: decoded only to fill a
-    bucket. rows: streams continued, over all batches. batch_*: `Tally`s over BATCH_ROWS and STEP_SECONDS."""
-
-    num_rows_in_use: int
-    num_free_rows: int
-    num_waiting: int
-    chunks: int
-    frames: int
-    batches: int
-    padded_rows: int
-    padded_frames: int
-    faults: int
-    num_rows: int
-    rows: int
-    graph_replays: int
-    eager_steps: int
-    primed_hits: int
-    primed_misses: int
-    batch_rows: tuple[int, ...]
-    batch_seconds: tuple[int, ...]
 
 
 class CodecEngine:

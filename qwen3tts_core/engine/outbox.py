@@ -26,6 +26,25 @@ class Outbox(Protocol[_In]):
     def flush(self) -> None: ...
 
 
+class HasBytes(Protocol):
+    """What may cross a process border."""
+
+    def to_bytes(self) -> bytes: ...
+
+
+class BytesOutbox:
+    """Items by their bytes, into an outbox of bytes."""
+
+    def __init__(self, outbox: Outbox[bytes]) -> None:
+        self._outbox = outbox
+
+    def put(self, request_id: str, item: HasBytes | Exception) -> None:
+        self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
+
+    def flush(self) -> None:
+        self._outbox.flush()
+
+
 class AsyncStream(Generic[Item]):
     """The reading end: items in order; an exception is raised where it stands. Event loop only."""
 

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from qwen3tts_core.engine.cohort import Cohort, FrameStream
 from qwen3tts_core.engine.frame_step import FRAME, FRAME_AND_LIMIT, STOP
 from qwen3tts_core.engine.outbox import Outbox
 from qwen3tts_core.engine.scheduler import Placed, Scheduler
+from qwen3tts_core.engine.stats import TalkerStats
 from qwen3tts_core.engine.talker_runner import MEMORY_KNOBS, PendingStep, TalkerRunner
 from qwen3tts_core.engine.tally import STEP_SECONDS, Tally
 from qwen3tts_core.engine.threads import join_or_leave
@@ -38,31 +38,6 @@ logger = logging.getLogger(__name__)
 _MAX_STEPS_AHEAD = 1
 _STUCK_AFTER_S = 60.0  # a turn takes milliseconds; the first ones may compile kernels
 _FINISHES: dict[int, FinishReason | None] = {FRAME: None, STOP: "stop", FRAME_AND_LIMIT: "length"}
-
-
-@dataclass(frozen=True, slots=True)
-class TalkerStats:
-    """A snapshot. From `requests` on, counts since the start, frames stepped through again included, but for the
-    slots and pages. rows: streams advanced, over all steps. step_seconds: a `Tally` over STEP_SECONDS."""
-
-    num_running: int
-    num_waiting: int
-    num_free_slots: int
-    num_free_pages: int
-    requests: int
-    frames: int
-    steps: int
-    padded_rows: int
-    prefill_rows: int
-    num_slots: int
-    num_pages: int
-    num_used_pages: int
-    cancelled: int
-    rows: int
-    graph_replays: int
-    eager_steps: int
-    steps_by_bucket: dict[int, int]
-    step_seconds: tuple[int, ...]
 
 
 class TalkerEngine:

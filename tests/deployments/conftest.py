@@ -1,26 +1,29 @@
 """The real deployment classes around fake engines, in one process and without Ray."""
 
+import asyncio
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from deployments.codec import Codec, CodecSettings
+from deployments.codec import Codec
+from deployments.engines import CodecSettings, TalkerSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
 from deployments.reference_fetch import FetchPolicy
-from deployments.talker import Talker, TalkerSettings
+from deployments.talker import Talker
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.config import CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from tests.fakes import (
     AsgiCall,
     AsgiSocket,
-    FakeCodecEngine,
     FakeHandle,
     FakeReferenceEncoder,
-    FakeTalkerEngine,
     Script,
+    open_fake_codec,
+    open_fake_talker,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -48,23 +51,30 @@ class Chain:
     """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 
     models: {name: checkpoint folder}, one codec for all of them. encoders: {name of a Base model: engine}.
-    settings: the rest of IngressSettings, and `sleepers`, names of deployments that may have no replica.
+    settings: the rest of IngressSettings; `sleepers`, names of deployments that may have no replica; `home` of engines.
     """
 
     def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
-        self.codec_engine, self.talker_engines = None, {}
-        self._talker_script, self._codec_script = talker_script, codec_script
-        self.talkers = {name: self._talker(name, folder) for name, folder in models.items()}
+        home = settings.pop("home", "thread")
+        self.talkers = {
+            name: Talker(
+                TalkerSettings(folder, TalkerEngineConfig(), ChunkRamp(), "cpu", "float32", home=home),
+                partial(open_fake_talker, talker_script),
+            )
+            for name, folder in models.items()
+        }
+        self.talker_engines = {name: talker._engine for name, talker in self.talkers.items()}
         self.talker_handles = {name: FakeHandle(talker) for name, talker in self.talkers.items()}
         first = next(iter(models))
         self.talker, self.talker_handle = self.talkers[first], self.talker_handles[first]
         self.talker_engine = self.talker_engines[first]
         self.codec = Codec(
-            CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32"),
+            CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32", home=home),
             self.talker_handles,
             "object_ref",
-            self._open_codec,
+            partial(open_fake_codec, codec_script),
         )
+        self.codec_engine = self.codec._engine
         self.codec_handle = FakeHandle(self.codec)
         limits = ReferenceLimits(max_bytes=policy.max_bytes)
         self.encoder_handles = {
@@ -97,23 +107,20 @@ class Chain:
         self.ingress = Ingress(ingress_settings, handles, "value")
         self.app = self.ingress.build_http_app()
 
-    def _talker(self, name, folder):
-        def open_talker(settings, outbox):
-            self.talker_engines[name] = FakeTalkerEngine(outbox, self._talker_script, settings.ramp)
-            return self.talker_engines[name]
-
-        settings = TalkerSettings(folder, TalkerEngineConfig(), ChunkRamp(), "cpu", "float32")
-        return Talker(settings, open_talker)
-
-    def _open_codec(self, settings, outbox):
-        self.codec_engine = FakeCodecEngine(outbox, self._codec_script)
-        return self.codec_engine
-
     @property
     def num_held(self):
         """Talker slots and codec rows that someone still holds."""
         engines = [*self.talker_engines.values(), self.codec_engine]
         return sum(engine.stats().num_active for engine in engines)
+
+    async def until_held(self, num):
+        """`num_held`, wherever the engines live."""
+        async with asyncio.timeout(10):
+            while True:
+                held = [await deployment.stats() for deployment in (*self.talkers.values(), self.codec)]
+                if sum(stats["num_active"] for stats in held) == num:
+                    return
+                await asyncio.sleep(0.005)
 
     def call(self, method, path, body=b"", **headers):
         named = [(name.replace("_", "-"), value) for name, value in headers.items()]
@@ -147,8 +154,15 @@ def open_chain(tmp_path):
                 yield chain
         finally:
             chain.stop()
+            await asyncio.sleep(0.001)  # the loop sees what has ended
 
     return opened
+
+
+@pytest.fixture(params=["thread", "process"])
+def open_either(open_chain, request):
+    """A chain whose engines live here, and one whose engines have processes of their own."""
+    return partial(open_chain, home=request.param)
 
 
 @pytest.fixture

@@ -49,6 +49,8 @@ def graph_of(args):
         ({"chunk_ramp": {"stedy": 4}}, "chunk_ramp.stedy"),
         ({"transport": {"talker": "value"}}, "transport.talker"),
         ({"transport": {"talker_to_codec": "ref"}}, "transport.talker_to_codec"),
+        ({"engines": "process"}, "engines"),
+        ({"engines": {"talker": "fork"}}, "engines.talker"),
         ({"talker": {"num_slots": 0}}, "talker"),
         ({"codec": {"mode": "windowed"}}, "codec.mode"),
         ({"talker_dtype": "fp16"}, "talker_dtype"),

@@ -38,16 +38,16 @@ def other_tasks():
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def test_frames_come_in_ramp_sizes_and_the_last_item_says_why(open_chain):
-    async with open_chain(talker=Script(num_frames=60)) as chain:
+async def test_frames_come_in_ramp_sizes_and_the_last_item_says_why(open_either):
+    async with open_either(talker=Script(num_frames=60)) as chain:
         batches = await collect(chain.talker.generate(request()), FrameBatch)
         assert [batch.num_frames for batch in batches] == [1, 3, 8, 16, 25, 7]
         assert [batch.finish for batch in batches] == [None] * 5 + ["stop"]
         assert (codes_of(batches) == fake_codes(3, 0, 60)).all()
 
 
-async def test_audio_carries_every_frame_once_and_its_codes(open_chain):
-    async with open_chain(talker=Script(num_frames=60)) as chain:
+async def test_audio_carries_every_frame_once_and_its_codes(open_either):
+    async with open_either(talker=Script(num_frames=60)) as chain:
         chunks = await collect(chain.codec.decode(request()), AudioChunk)
         assert (codes_of(chunks) == fake_codes(3, 0, 60)).all()
         pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), "<i2")
@@ -62,24 +62,24 @@ async def test_the_talker_link_uses_the_transport_it_was_given(open_chain):
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 3])
-async def test_a_reader_who_leaves_frees_slot_and_row_at_once(open_chain, num_items):
+async def test_a_reader_who_leaves_frees_slot_and_row_at_once(open_either, num_items):
     tasks_before = other_tasks()
-    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.01)) as chain:
+    async with open_either(talker=Script(num_frames=20_000, seconds_per_item=0.01)) as chain:
         async with aclosing(chain.codec.decode(request())) as audio:
             for _ in range(num_items):
                 await anext(audio)
-        await until(lambda: chain.num_held == 0)
+        await chain.until_held(0)
     await until(lambda: other_tasks() == tasks_before)
 
 
-async def test_a_cancelled_reader_frees_slot_and_row(open_chain):
-    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.01)) as chain:
+async def test_a_cancelled_reader_frees_slot_and_row(open_either):
+    async with open_either(talker=Script(num_frames=20_000, seconds_per_item=0.01)) as chain:
         reading = asyncio.create_task(collect(chain.codec.decode(request()), AudioChunk))
-        await until(lambda: chain.num_held == 2)
+        await chain.until_held(2)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        await until(lambda: chain.num_held == 0)
+        await chain.until_held(0)
 
 
 async def test_a_finished_stream_holds_nothing(open_chain):
@@ -88,33 +88,33 @@ async def test_a_finished_stream_holds_nothing(open_chain):
         await until(lambda: chain.num_held == 0)
 
 
-async def test_frames_do_not_wait_for_the_reader_of_the_audio(open_chain):
-    async with open_chain(talker=Script(num_frames=60)) as chain:
+async def test_frames_do_not_wait_for_the_reader_of_the_audio(open_either):
+    async with open_either(talker=Script(num_frames=60)) as chain:
         async with aclosing(chain.codec.decode(request())) as audio:
             await anext(audio)
-            await until(lambda: not chain.talker_engine.stats().num_active)
+            await chain.until_held(1)
             rest = await collect(audio, AudioChunk)
         assert sum(chunk.num_frames for chunk in rest) == 59
 
 
 @pytest.mark.parametrize("full", ["talker", "codec"])
-async def test_a_refusal_reaches_the_caller_as_itself_and_leaves_nothing_behind(open_chain, full):
+async def test_a_refusal_reaches_the_caller_as_itself_and_leaves_nothing_behind(open_either, full):
     scripts = {"talker": Script(num_frames=20_000, seconds_per_item=0.01), "codec": Script()}
     scripts[full].capacity = 1
-    async with open_chain(**scripts) as chain:
+    async with open_either(**scripts) as chain:
         async with aclosing(chain.codec.decode(request("first"))) as first:
             await anext(first)
             with pytest.raises(Overloaded) as caught:
                 await collect(chain.codec.decode(request("second")), AudioChunk)
             assert caught.value.retry_after_s == 2.5
-            await until(lambda: chain.num_held == 2)
-        await until(lambda: chain.num_held == 0)
+            await chain.until_held(2)
+        await chain.until_held(0)
         await collect(chain.codec.decode(request("third", max_frames=5)), AudioChunk)
 
 
 @pytest.mark.parametrize("broken", ["talker", "codec"])
-async def test_a_fault_in_either_engine_reaches_the_reader_after_the_good_audio(open_chain, broken):
-    async with open_chain(
+async def test_a_fault_in_either_engine_reaches_the_reader_after_the_good_audio(open_either, broken):
+    async with open_either(
         **{"talker": Script(num_frames=60), broken: Script(num_frames=60, fail_after_frames=12)}
     ) as chain:
         chunks = []
@@ -127,7 +127,7 @@ async def test_a_fault_in_either_engine_reaches_the_reader_after_the_good_audio(
             await read_all()
         assert all(chunk.finish is None for chunk in chunks)
         assert sum(chunk.num_frames for chunk in chunks) <= 12
-        await until(lambda: chain.num_held == 0)
+        await chain.until_held(0)
 
 
 @pytest.mark.parametrize("num_chunks", range(1, 6))
@@ -168,8 +168,8 @@ async def test_a_talker_that_stops_without_a_word_is_a_fault(open_chain):
             await collect(chain.codec.decode(request()), AudioChunk)
 
 
-async def test_health_is_the_engines(open_chain):
-    async with open_chain() as chain:
+async def test_health_is_the_engines(open_either):
+    async with open_either() as chain:
         assert await chain.talker.ready()
         assert await chain.codec.ready()
         chain.stop()

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from deployments.codec import Codec, CodecSettings
+from deployments.codec import Codec
+from deployments.engines import CodecSettings, TalkerSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
 from deployments.reference_fetch import FetchPolicy
-from deployments.talker import Talker, TalkerSettings
+from deployments.talker import Talker
 from qwen3tts_core.audio.clip import ReferenceLimits
 from qwen3tts_core.config import CheckpointConfig, CodecEngineConfig, TalkerEngineConfig
 from qwen3tts_core.model.codec_decoder import open_codec_decoder

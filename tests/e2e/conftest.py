@@ -1,7 +1,8 @@
 """One Serve instance for the whole run, deployed from the configs that people use, on loopback.
 
     /               serve_configs/tiny_cpu.yaml as it is, on a free port
-    /deterministic  the same with `deterministic: true`, both transports the other way round, and JSON logs
+    /deterministic  the same with `deterministic: true`, both transports the other way round, engines in
+                    processes of their own, and JSON logs
     /models         serve_configs/tiny_all.yaml, in test_models.py alone
 
 Each starts when the first test needs it. Everything that starts here ends here, by Ray's own shutdown of what this process started.
@@ -89,6 +90,11 @@ class Server:
         # Every step pays for the whole bucket in this mode, so the sizes are what the tests need.
         other["args"]["talker"] = {"num_slots": 8, "max_queued": 0, "max_positions": 512}
         other["args"]["transport"] = {"talker_to_codec": "value", "codec_to_ingress": "object_ref"}
+        other["args"]["engines"] = {"talker": "process", "codec": "process"}
+        for deployment in other["deployments"]:
+            deployment["health_check_period_s"] = (
+                1  # three of them, and a replica without its engine is replaced
+            )
         self.config, self._url = config, f"http://127.0.0.1:{port}"
         self._applications, self._apps, self._running = {}, [], []
         self.plain, self.deterministic = self.add(plain), self.add(other)

@@ -1,4 +1,4 @@
-"""What clients notice when a replica dies under their streams: nothing but a pause; `/health` tells it.
+"""What clients notice when a replica, or its engine alone, dies under their streams: nothing but a pause; `/health` tells it.
 
 Without a replica that takes over in time a stream is cut (test_models.py, whose app waits for none).
 """
@@ -10,6 +10,7 @@ import signal
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import numpy as np
@@ -99,13 +100,20 @@ def undisturbed(deterministic):
     return Clients(deterministic).results
 
 
-@pytest.mark.parametrize("victim", ["Talker", "Codec"])
-def test_every_kind_of_answer_is_the_same_to_the_byte_when_a_replica_dies(deterministic, undisturbed, victim):
+@pytest.mark.parametrize(("victim", "process"), [("Talker", "pid"), ("Codec", "engine_pid")])
+def test_every_kind_of_answer_is_the_same_to_the_byte_when_a_replica_or_its_engine_dies(
+    deterministic, undisturbed, victim, process
+):
     """In deterministic mode: raw and encoded streams, events, long texts, whole bodies, batches."""
-    pid = deterministic.stats(victim)["pid"]
-    results = Clients(deterministic, kill=lambda: os.kill(pid, signal.SIGKILL)).results  # ours, by its id
+    before = deterministic.stats(victim)
+    assert before["pid"] != before["engine_pid"]
+    kill = partial(os.kill, before[process], signal.SIGKILL)  # ours, by its id
+    results = Clients(deterministic, kill).results
     assert {name for name, result in results.items() if result != undisturbed[name]} == set()
-    assert deterministic.stats(victim)["pid"] != pid
+    deterministic.wait_until_ready()
+    after = deterministic.stats(victim)
+    assert {after["pid"], after["engine_pid"]}.isdisjoint({before["pid"], before["engine_pid"]})
+    assert not {one.pid for one in descendants(os.getpid())} & {before["engine_pid"]}
     assert deterministic.num_held == 0
 
 
@@ -131,9 +139,9 @@ def test_by_default_no_sample_is_lost_or_said_twice(app, victim):
 HEALTH_TELLS_WITHIN_S = 3.0
 
 
-@pytest.mark.parametrize("victim", ["Talker", "Codec"])
-def test_health_tells_of_a_dead_replica_within_seconds_and_of_its_successor(deterministic, victim):
-    pid = deterministic.stats(victim)["pid"]
+@pytest.mark.parametrize(("victim", "process"), [("Talker", "engine_pid"), ("Codec", "pid")])
+def test_health_tells_of_a_death_within_seconds_and_of_the_successor(deterministic, victim, process):
+    pid = deterministic.stats(victim)[process]
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     while (answer := deterministic.client.get("health")).status_code == 200:
@@ -142,7 +150,7 @@ def test_health_tells_of_a_dead_replica_within_seconds_and_of_its_successor(dete
     assert answer.status_code == 503
     assert victim in answer.json()["error"]["message"]
     deterministic.wait_until_ready(60)
-    assert deterministic.stats(victim)["pid"] != pid
+    assert deterministic.stats(victim)[process] != pid
 
 
 def test_health_of_a_busy_server_does_not_flap(app):

@@ -202,6 +202,7 @@ def test_a_leak_is_not_flat():
     [
         ("ray::ServeReplica:soak:Talker", "Talker"),
         ("ray::ServeReplica:soak:Codec.handle_request_streaming", "Codec"),
+        ("/x/python -m deployments.engine_child Talker 9", "Talker engine"),
         ("ray::ProxyActor.receive_asgi_messages", "ProxyActor"),
         ("/opt/ray/core/src/ray/raylet/raylet --x=gcs", "raylet"),
         ("ray::IDLE", "other"),

@@ -24,6 +24,7 @@ from load_tests.process_cpu import ProcessUse, by_part, difference, find_argumen
         ("/x/ray/core/src/ray/raylet/raylet --raylet_socket_name=…", "raylet"),
         ("/x/ray/core/src/ray/gcs/gcs_server --log_dir=…", "gcs"),
         ("python -m deployments.serve_child a.yaml 3", "driver"),
+        ("/x/python -m deployments.engine_child Codec 7", "Codec engine"),
         ("/usr/bin/sleep 5", "sleep"),
     ],
 )
