@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.codec import Codec, CodecSettings
+from deployments.codec_ingress import CodecIngress
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
 from deployments.reference_fetch import FetchPolicy
@@ -47,11 +48,12 @@ def make_checkpoint(tmp_path):
 class Chain:
     """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 
-    models: {name: checkpoint folder}, one codec for all of them. encoders: {name of a Base model: engine}.
+    shape: of the first two, `AppArgs.ingress`. models: {name: checkpoint folder}, one codec for all of them.
+    encoders: {name of a Base model: engine}.
     settings: the rest of IngressSettings, and `sleepers`, names of deployments that may have no replica.
     """
 
-    def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
+    def __init__(self, shape, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
         self.codec_engine, self.talker_engines = None, {}
         self._talker_script, self._codec_script = talker_script, codec_script
         self.talkers = {name: self._talker(name, folder) for name, folder in models.items()}
@@ -59,13 +61,7 @@ class Chain:
         first = next(iter(models))
         self.talker, self.talker_handle = self.talkers[first], self.talker_handles[first]
         self.talker_engine = self.talker_engines[first]
-        self.codec = Codec(
-            CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32"),
-            self.talker_handles,
-            "object_ref",
-            self._open_codec,
-        )
-        self.codec_handle = FakeHandle(self.codec)
+        codec_settings = CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32")
         limits = ReferenceLimits(max_bytes=policy.max_bytes)
         self.encoder_handles = {
             name: FakeHandle(ReferenceEncoder(EncoderSettings(models[name], limits), lambda _, e=engine: e))
@@ -91,11 +87,18 @@ class Chain:
         )
         handles = {
             **{"Talker" if name == first else f"Talker-{name}": h for name, h in self.talker_handles.items()},
-            "Codec": self.codec_handle,
             **{f"Encoder-{name}": handle for name, handle in self.encoder_handles.items()},
         }
-        self.ingress = Ingress(ingress_settings, handles, "value")
-        self.app = self.ingress.build_http_app()
+        if shape == "codec":
+            self.codec = front = CodecIngress(
+                codec_settings, ingress_settings, handles, "object_ref", self._open_codec
+            )
+            self.ingress = self.codec._ingress
+        else:
+            self.codec = Codec(codec_settings, self.talker_handles, "object_ref", self._open_codec)
+            self.codec_handle = FakeHandle(self.codec)
+            self.ingress = front = Ingress(ingress_settings, {**handles, "Codec": self.codec_handle}, "value")
+        self.app = front.__serve_build_asgi_app__()
 
     def _talker(self, name, folder):
         def open_talker(settings, outbox):
@@ -129,11 +132,23 @@ class Chain:
             engine.stop()
 
 
+def pytest_generate_tests(metafunc):
+    """`pytestmark = pytest.mark.both_shapes` runs a file's chains with the ingress apart from the codec, and in it."""
+    if "shape" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_shapes"):
+        metafunc.parametrize("shape", ["separate", "codec"])
+
+
 @pytest.fixture
-def open_chain(tmp_path):
+def shape():
+    return "separate"
+
+
+@pytest.fixture
+def open_chain(tmp_path, shape):
     @asynccontextmanager
     async def opened(talker=None, codec=None, models=None, encoders=None, policy=None, **settings):
         chain = Chain(
+            shape,
             talker or Script(),
             codec or Script(),
             models or {"tiny": TINY},
