@@ -2,6 +2,7 @@
 
     python -m load_tests.bench_serve --checkpoint DIR --out runs/a [--fast] [--seconds 20] [--mps]
         [--config serve_configs/qwen3tts.yaml] [--set codec_dtype=float16] [--set transport.talker_to_codec=value]
+        [--set ingress=codec] [--replicas Codec=2,Talker=2]
 
 Starts the config with another checkpoint and as many slots as the highest concurrency, waits until it is ready,
 then sends requests for so many seconds at each concurrency, and ends what it started. Frame limits are drawn
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """The levels. Raises OSError, ValueError, RuntimeError."""
-    config = changed_config(arguments.config, changes_of(arguments), http_of(arguments))
+    config = changed_config(arguments.config, changes_of(arguments), http_of(arguments), arguments.replicas)
     with ExitStack() as stack:
         if arguments.mps:
             stack.enter_context(mps_daemon())
@@ -120,6 +121,17 @@ def http_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {} if arguments.port is None else {"port": arguments.port}
 
 
+def replica_counts(text: str) -> dict[str, int]:
+    """`NAME=COUNT,NAME=COUNT`."""
+    counts = {}
+    for part in text.split(","):
+        name, _, count = part.partition("=")
+        if not name or not count.isdecimal() or int(count) < 1:
+            raise argparse.ArgumentTypeError(f"NAME=COUNT expected, from 1 on, got {part!r}")
+        counts[name] = int(count)
+    return counts
+
+
 def brief(level: dict[str, Any]) -> dict[str, Any]:
     names = (
         "name",
@@ -147,6 +159,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=Path, help="instead of the config's")
     parser.add_argument(
         "--set", type=key_and_value, action="append", default=[], metavar="ARG=VALUE", help="of `args`"
+    )
+    parser.add_argument(
+        "--replicas", type=replica_counts, default={}, metavar="NAME=COUNT,…", help="of deployments"
     )
     parser.add_argument("--port", type=int, help="instead of the config's")
     parser.add_argument("--fast", action="store_true", help="HAProxy in front and one loop per replica")

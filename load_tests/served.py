@@ -28,10 +28,17 @@ _RAY_IS_UP = b"Submitted deploy config"
 """What `serve run` of Ray 2.60 says when it has handed over the app."""
 
 
-def changed_config(config: Path, changes: Mapping[str, Any], http: Mapping[str, Any]) -> dict[str, Any]:
+def changed_config(
+    config: Path,
+    changes: Mapping[str, Any],
+    http: Mapping[str, Any],
+    replicas: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """The Serve config with `changes` in its only application's args, by dotted name, and in `http_options`.
 
-    Raises ValueError when it holds several applications, or a name leads into what is no mapping.
+    replicas: how many, by the names of deployments. What the args leave without an Ingress loses its entry, which
+    Serve would refuse. Raises ValueError when it holds several applications, a name leads into what is no mapping,
+    or names no deployment of the config.
     """
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     applications = content.get("applications") or []
@@ -45,6 +52,16 @@ def changed_config(config: Path, changes: Mapping[str, Any], http: Mapping[str, 
             if not isinstance(section, dict):
                 raise ValueError(f"{name}: {key} is no mapping in {config}")
         section[last] = value
+    deployments = applications[0].get("deployments", [])
+    if applications[0].get("args", {}).get("ingress") == "codec":
+        deployments[:] = [deployment for deployment in deployments if deployment["name"] != "Ingress"]
+    by_name = {deployment["name"]: deployment for deployment in deployments}
+    for name, count in (replicas or {}).items():
+        if name not in by_name:
+            raise ValueError(
+                f"{config} has no deployment {name} to set replicas of, only {', '.join(by_name)}"
+            )
+        by_name[name]["num_replicas"] = count
     content.setdefault("http_options", {}).update(http)
     return dict(content)
 

@@ -45,3 +45,12 @@ def test_bench_serve_gives_as_many_slots_as_its_highest_concurrency_unless_told_
         (60, 112),
         [1, 8, 32, 64, 128],
     )
+
+
+def test_bench_serve_takes_counts_of_replicas_by_name():
+    parser = bench_serve.build_parser()
+    assert parser.parse_args(["--replicas", "Ingress=2,Codec=3"]).replicas == {"Ingress": 2, "Codec": 3}
+    assert parser.parse_args([]).replicas == {}
+    for wrong in ("Codec", "Codec=", "Codec=0", "Codec=x", "=2", "Codec=1,"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            bench_serve.replica_counts(wrong)
