@@ -17,8 +17,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +40,15 @@ from load_tests.commands import find_model, measure_closed
 from load_tests.engine_counters import EngineCounters
 from load_tests.environment import describe_environment
 from load_tests.gpu_busy import GpuSampler
-from load_tests.process_cpu import find_argument
+from load_tests.process_cpu import find_argument, snapshot
 from load_tests.report import write_report
 from load_tests.run import Run, say
 from load_tests.scenarios import Closed
 from load_tests.served import ServedConfig, changed_config
 from load_tests.watch import Watch
 from load_tests.workers import Pass, Workers
+
+_REPLICAS_WITHIN_S = 300.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,6 +80,7 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
         if arguments.engine_counters and address is not None:
             engines = EngineCounters(address, arguments.out / "engine_counters.log")
             stack.callback(engines.close)
+        wait_for_replicas(arguments.replicas, partial(count_replicas, served.pid, engines))
         arguments.url = served.address.url
         target = find_model(target_of(arguments))
         about = {
@@ -107,6 +113,29 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
             say(f"{concurrency} streams: {noted['bottleneck']}")
         run.save()
         return run.levels
+
+
+def count_replicas(pid: int, engines: EngineCounters | None) -> dict[str, int]:
+    """By deployment: those that have answered, and where nobody can be asked for counts the processes."""
+    processes = Counter(use.part for use in snapshot(pid).values())
+    answered = Counter(name.partition(" ")[0] for name in (engines.read() if engines else {}))
+    return {**processes, **answered}
+
+
+def wait_for_replicas(
+    wanted: Mapping[str, int], count: Callable[[], Mapping[str, int]], patience_s: float = _REPLICAS_WITHIN_S
+) -> None:
+    """The server is ready with the first of each. Raises RuntimeError: one that finds no room never comes."""
+    deadline = time.monotonic() + patience_s
+    while wanted:
+        found = count()
+        missing = [name for name, number in wanted.items() if found.get(name, 0) < number]
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            told = ", ".join(f"{found.get(name, 0)} of {wanted[name]} of {name}" for name in missing)
+            raise RuntimeError(f"after {patience_s:g} s there are {told}: is there no room for more?")
+        time.sleep(1.0)
 
 
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ It is a process group of its own that ends by its process id; what it prints goe
 from __future__ import annotations
 
 import http.client
+import math
 import signal
 import subprocess
 import sys
@@ -36,9 +37,10 @@ def changed_config(
 ) -> dict[str, Any]:
     """The Serve config with `changes` in its only application's args, by dotted name, and in `http_options`.
 
-    replicas: how many, by the names of deployments. What the args leave without an Ingress loses its entry, which
-    Serve would refuse. Raises ValueError when it holds several applications, a name leads into what is no mapping,
-    or names no deployment of the config.
+    replicas: how many, by the names of deployments; a fraction of a GPU is shared out among them, so that they stay on
+    the device that one would be on. What the args leave without an Ingress loses its entry, which Serve would refuse.
+    Raises ValueError when it holds several applications, a name leads into what is no mapping, or names no deployment
+    of the config.
     """
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     applications = content.get("applications") or []
@@ -62,6 +64,9 @@ def changed_config(
                 f"{config} has no deployment {name} to set replicas of, only {', '.join(by_name)}"
             )
         by_name[name]["num_replicas"] = count
+        options = by_name[name].get("ray_actor_options", {})
+        if 0 < (fraction := options.get("num_gpus", 0)) < 1:
+            options["num_gpus"] = math.floor(1e4 * fraction / count) / 1e4  # Ray takes four places
     content.setdefault("http_options", {}).update(http)
     return dict(content)
 

@@ -52,9 +52,21 @@ def test_replicas_are_set_by_the_names_of_deployments():
         changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, {"Codecs": 2})
 
 
+def test_replicas_fit_where_one_was_unless_each_has_a_gpu_for_itself():
+    def gpus(config, count):
+        deployments = changed_config(CONFIGS / config, {}, {}, {"Codec": count})["applications"][0][
+            "deployments"
+        ]
+        return next(d["ray_actor_options"]["num_gpus"] for d in deployments if d["name"] == "Codec")
+
+    assert gpus("qwen3tts.yaml", 1) == 0.3
+    assert gpus("qwen3tts.yaml", 7) == 0.0428
+    assert gpus("two_gpus.yaml", 2) == 1
+
+
 def test_where_the_codec_is_the_ingress_no_other_is_configured():
     config = changed_config(CONFIGS / "qwen3tts.yaml", {"ingress": "codec"}, {}, {"Codec": 2})
-    codec = {"name": "Codec", "ray_actor_options": {"num_cpus": 1, "num_gpus": 0.3}, "num_replicas": 2}
+    codec = {"name": "Codec", "ray_actor_options": {"num_cpus": 1, "num_gpus": 0.15}, "num_replicas": 2}
     talker, *others = config["applications"][0]["deployments"]
     assert (talker["name"], others) == ("Talker", [codec])
     with pytest.raises(ValueError, match="no deployment Ingress"):
