@@ -53,7 +53,9 @@ class Chain:
     settings: the rest of IngressSettings, and `sleepers`, names of deployments that may have no replica.
     """
 
-    def __init__(self, shape, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
+    def __init__(
+        self, talker_script, codec_script, models, encoders, voices_folder, policy, settings, shape="separate"
+    ):
         self.codec_engine, self.talker_engines = None, {}
         self._talker_script, self._codec_script = talker_script, codec_script
         self.talkers = {name: self._talker(name, folder) for name, folder in models.items()}
@@ -148,7 +150,6 @@ def open_chain(tmp_path, shape):
     @asynccontextmanager
     async def opened(talker=None, codec=None, models=None, encoders=None, policy=None, **settings):
         chain = Chain(
-            shape,
             talker or Script(),
             codec or Script(),
             models or {"tiny": TINY},
@@ -156,6 +157,7 @@ def open_chain(tmp_path, shape):
             tmp_path / "voices",
             policy or FetchPolicy(),
             settings,
+            shape,
         )
         try:
             async with chain.app.router.lifespan_context(chain.app):
