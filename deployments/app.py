@@ -4,6 +4,8 @@
        ├──encode───> ReferenceEncoder, for Base checkpoints
        └──ready────> all of them
 
+With `ingress: codec` the first two are one deployment, called as the Codec is (`codec_ingress.py`).
+
 No `from __future__ import annotations` here: Serve validates the YAML's args only if the builder's
 annotation is a real class, and would pass an unchecked dict otherwise.
 """
@@ -18,6 +20,7 @@ from ray.serve import Application
 from deployments.api_keys import read_key_hashes
 from deployments.app_args import AppArgs, TransportArgs
 from deployments.codec import Codec
+from deployments.codec_ingress import CodecIngress
 from deployments.engines import CodecSettings, TalkerSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.leases import LEASE_S
@@ -41,32 +44,19 @@ def build_app(args: AppArgs) -> Application:
     nodes of several GPUs the smaller fractions, placed first, can leave no GPU with room for a Talker."""
     models = plan_app(args)
     talkers = {model.talker: _bind_talker(model, args) for model in models}
-    codecs = {
-        name: _bind_codec(name, [model for model in models if model.codec == name], talkers, args)
-        for name in dict.fromkeys(model.codec for model in models)
-    }
     encoders = {
         name: _bind_encoder(name, [model for model in models if model.encoder == name], args)
         for name in dict.fromkeys(model.encoder for model in models)
         if name is not None
     }
+    if args.ingress == "codec":
+        return _bind_codec_ingress(models, {**talkers, **encoders}, args)
+    codecs = {
+        name: _bind_codec(name, [model for model in models if model.codec == name], talkers, args)
+        for name in dict.fromkeys(model.codec for model in models)
+    }
     return _deploy(serve.ingress()(Ingress), "Ingress", _INGRESS_CALLS).bind(
-        IngressSettings(
-            models=tuple(_ingress_model(model) for model in models),
-            voices_folder=args.voices.path,
-            max_voices=args.voices.max_voices,
-            fetch=args.reference.fetch_policy,
-            voice_aliases=args.voice_aliases,
-            allowed_origins=args.allowed_origins,
-            first_audio_timeout_s=args.first_audio_timeout_s,
-            reader_timeout_s=args.reader_timeout_s,
-            reader_ahead_s=args.reader_ahead_s,
-            resume_timeout_s=args.resume_timeout_s,
-            roll_call_period_s=(args.stream_lease_s or LEASE_S) / 5,
-            cold_start_s=args.cold_start_s,
-            api_key_hashes=_api_key_hashes(args),
-            long_text=args.long_text,
-        ),
+        _ingress_settings(models, args),
         {**talkers, **codecs, **encoders},
         args.transport.codec_to_ingress,
     )
@@ -91,20 +81,38 @@ def _bind_talker(model: PlannedModel, args: AppArgs) -> Application:
 def _bind_codec(
     name: str, models: Sequence[PlannedModel], talkers: dict[str, Application], args: AppArgs
 ) -> Application:
-    first = models[0].args
-    engine = shared_codec_engine([model.args for model in models])
-    return _deploy(Codec, name, engine.num_rows, first.autoscaling.codec).bind(
-        CodecSettings(
-            first.checkpoint_path,
-            engine,
-            args.device,
-            first.codec_dtype,
-            models[0].seconds_per_frame,
-            args.stream_lease_s,
-            args.engines.codec,
-        ),
+    settings = _codec_settings(models, args)
+    return _deploy(Codec, name, settings.engine.num_rows, models[0].args.autoscaling.codec).bind(
+        settings,
         {model.args.served_name: talkers[model.talker] for model in models},
         args.transport.talker_to_codec,
+    )
+
+
+def _bind_codec_ingress(
+    models: Sequence[PlannedModel], others: dict[str, Application], args: AppArgs
+) -> Application:
+    """others: every other deployment, by its name. It takes every request, as the Ingress does alone."""
+    name, scaling = models[0].codec, models[0].args.autoscaling.codec
+    return _deploy(serve.ingress()(CodecIngress), name, _INGRESS_CALLS, scaling).bind(
+        _codec_settings(models, args),
+        _ingress_settings(models, args),
+        others,
+        args.transport.talker_to_codec,
+    )
+
+
+def _codec_settings(models: Sequence[PlannedModel], args: AppArgs) -> CodecSettings:
+    """Of the codec that these models share."""
+    first = models[0].args
+    return CodecSettings(
+        first.checkpoint_path,
+        shared_codec_engine([model.args for model in models]),
+        args.device,
+        first.codec_dtype,
+        models[0].seconds_per_frame,
+        args.stream_lease_s,
+        args.engines.codec,
     )
 
 
@@ -113,6 +121,25 @@ def _bind_encoder(name: str, models: Sequence[PlannedModel], args: AppArgs) -> A
     first = models[0].args
     settings = args.reference.encoder_settings(first.checkpoint_path)
     return _deploy(ReferenceEncoder, name, num_requests, first.autoscaling.reference_encoder).bind(settings)
+
+
+def _ingress_settings(models: Sequence[PlannedModel], args: AppArgs) -> IngressSettings:
+    return IngressSettings(
+        models=tuple(_ingress_model(model) for model in models),
+        voices_folder=args.voices.path,
+        max_voices=args.voices.max_voices,
+        fetch=args.reference.fetch_policy,
+        voice_aliases=args.voice_aliases,
+        allowed_origins=args.allowed_origins,
+        first_audio_timeout_s=args.first_audio_timeout_s,
+        reader_timeout_s=args.reader_timeout_s,
+        reader_ahead_s=args.reader_ahead_s,
+        resume_timeout_s=args.resume_timeout_s,
+        roll_call_period_s=(args.stream_lease_s or LEASE_S) / 5,
+        cold_start_s=args.cold_start_s,
+        api_key_hashes=_api_key_hashes(args),
+        long_text=args.long_text,
+    )
 
 
 def _ingress_model(model: PlannedModel) -> IngressModel:

@@ -42,6 +42,7 @@ from qwen3tts_core.text.sentences import LongText
 _ROOT = Path(__file__).parents[1]
 _FETCH = FetchPolicy()
 
+IngressShape = Literal["separate", "codec"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 CodecDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")]
@@ -192,6 +193,8 @@ class AppArgs(ModelArgs):
 
     models: the served checkpoints; a request that names none gets the first. Without it the keys of
         `ModelArgs` here describe the one model; beside it they are what its models leave out.
+    ingress: "codec" lets the Codec's own replicas answer HTTP, see `codec_ingress.py`; autoscaling.codec is then of both,
+        and transport.codec_to_ingress of nothing.
     device: "auto", "cpu", or "cuda[:index]", for talkers and codecs.
     api_keys_file: one key a line; requests must then bring one of them, or one of the environment's.
     allowed_origins: sites whose pages may use the API from a browser, e.g. https://app.example; "*" is every site.
@@ -207,6 +210,7 @@ class AppArgs(ModelArgs):
 
     checkpoint: Checkpoint = ""
     models: tuple[ModelArgs, ...] = ()
+    ingress: IngressShape = "separate"
     device: Device = "auto"
     transport: TransportArgs = TransportArgs()
     engines: EnginesArgs = EnginesArgs()
@@ -249,6 +253,15 @@ class AppArgs(ModelArgs):
         counts = Counter(model.served_name for model in self.served)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"models need names of their own, give model_name; twice: {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_who_sleeps(self) -> "AppArgs":
+        scalings = [model.autoscaling.codec for model in self.served]
+        if self.ingress == "codec" and any(own is not None and own.may_sleep for own in scalings):
+            raise ValueError(
+                "autoscaling.codec.min_replicas must be at least 1 with ingress: codec, got 0: who answers HTTP can't sleep"
+            )
         return self
 
     @property

@@ -52,7 +52,8 @@ class PlannedModel:
 def plan_app(args: AppArgs, resolve: Resolve = resolve_checkpoint) -> tuple[PlannedModel, ...]:
     """The models in their order. Fetches what tells kinds and codecs apart, where that isn't here yet.
 
-    Raises CheckpointMismatch, or ValueError for voice aliases that don't fit the models.
+    Raises CheckpointMismatch, or ValueError for voice aliases that don't fit the models, and for `ingress: codec` where
+    one codec can't serve them all.
     """
     models = args.served
     files = CODEC_FILES if len(models) > 1 else CONFIG_FILES
@@ -63,6 +64,10 @@ def plan_app(args: AppArgs, resolve: Resolve = resolve_checkpoint) -> tuple[Plan
     check_voice_aliases(args.voice_aliases, built_in, clones=any(is_base))
     talkers = _names("Talker", models, range(len(models)))
     codecs = _names("Codec", models, _codec_keys(models, folders))
+    if args.ingress == "codec" and (several := list(dict.fromkeys(codecs)))[1:]:
+        raise ValueError(
+            f"ingress: codec needs models that share one codec, these need {len(several)}: {', '.join(several)}"
+        )
     encoders = _names(
         "ReferenceEncoder",
         [model for model, base in zip(models, is_base, strict=True) if base],

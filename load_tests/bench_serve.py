@@ -2,6 +2,7 @@
 
     python -m load_tests.bench_serve --checkpoint DIR --out runs/a [--fast] [--seconds 20] [--mps]
         [--config serve_configs/qwen3tts.yaml] [--set codec_dtype=float16] [--set transport.talker_to_codec=value]
+        [--set ingress=codec] [--replicas Codec=2,Talker=2]
 
 Starts the config with another checkpoint and as many slots as the highest concurrency, waits until it is ready,
 then sends requests for so many seconds at each concurrency, and ends what it started. Frame limits are drawn
@@ -16,8 +17,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +40,15 @@ from load_tests.commands import find_model, measure_closed
 from load_tests.engine_counters import EngineCounters
 from load_tests.environment import describe_environment
 from load_tests.gpu_busy import GpuSampler
-from load_tests.process_cpu import find_argument
+from load_tests.process_cpu import find_argument, snapshot
 from load_tests.report import write_report
 from load_tests.run import Run, say
 from load_tests.scenarios import Closed
 from load_tests.served import ServedConfig, changed_config
 from load_tests.watch import Watch
 from load_tests.workers import Pass, Workers
+
+_REPLICAS_WITHIN_S = 300.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """The levels. Raises OSError, ValueError, RuntimeError."""
-    config = changed_config(arguments.config, changes_of(arguments), http_of(arguments))
+    config = changed_config(arguments.config, changes_of(arguments), http_of(arguments), arguments.replicas)
     with ExitStack() as stack:
         if arguments.mps:
             stack.enter_context(mps_daemon())
@@ -74,6 +80,7 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
         if arguments.engine_counters and address is not None:
             engines = EngineCounters(address, arguments.out / "engine_counters.log")
             stack.callback(engines.close)
+        wait_for_replicas(arguments.replicas, partial(count_replicas, served.pid, engines))
         arguments.url = served.address.url
         target = find_model(target_of(arguments))
         about = {
@@ -108,6 +115,29 @@ def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, An
         return run.levels
 
 
+def count_replicas(pid: int, engines: EngineCounters | None) -> dict[str, int]:
+    """By deployment: those that have answered, and where nobody can be asked for counts the processes."""
+    processes = Counter(use.part for use in snapshot(pid).values())
+    answered = Counter(name.partition(" ")[0] for name in (engines.read() if engines else {}))
+    return {**processes, **answered}
+
+
+def wait_for_replicas(
+    wanted: Mapping[str, int], count: Callable[[], Mapping[str, int]], patience_s: float = _REPLICAS_WITHIN_S
+) -> None:
+    """The server is ready with the first of each. Raises RuntimeError: one that finds no room never comes."""
+    deadline = time.monotonic() + patience_s
+    while wanted:
+        found = count()
+        missing = [name for name, number in wanted.items() if found.get(name, 0) < number]
+        if not missing:
+            return
+        if time.monotonic() > deadline:
+            told = ", ".join(f"{found.get(name, 0)} of {wanted[name]} of {name}" for name in missing)
+            raise RuntimeError(f"after {patience_s:g} s there are {told}: is there no room for more?")
+        time.sleep(1.0)
+
+
 def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Of the config's args, by dotted name: what was asked for, over what follows from the concurrency."""
     changes: dict[str, Any] = {"talker.num_slots": max(arguments.concurrency)}
@@ -118,6 +148,17 @@ def changes_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def http_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {} if arguments.port is None else {"port": arguments.port}
+
+
+def replica_counts(text: str) -> dict[str, int]:
+    """`NAME=COUNT,NAME=COUNT`."""
+    counts = {}
+    for part in text.split(","):
+        name, _, count = part.partition("=")
+        if not name or not count.isdecimal() or int(count) < 1:
+            raise argparse.ArgumentTypeError(f"NAME=COUNT expected, from 1 on, got {part!r}")
+        counts[name] = int(count)
+    return counts
 
 
 def brief(level: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +188,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=Path, help="instead of the config's")
     parser.add_argument(
         "--set", type=key_and_value, action="append", default=[], metavar="ARG=VALUE", help="of `args`"
+    )
+    parser.add_argument(
+        "--replicas", type=replica_counts, default={}, metavar="NAME=COUNT,…", help="of deployments"
     )
     parser.add_argument("--port", type=int, help="instead of the config's")
     parser.add_argument("--fast", action="store_true", help="HAProxy in front and one loop per replica")

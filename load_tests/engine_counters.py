@@ -2,7 +2,8 @@
 
     python -m load_tests.engine_counters GCS_ADDRESS
 
-One JSON line on stdout for each line on stdin: deployment -> its `stats()`. A process of its own, so that
+One JSON line on stdout for each line on stdin: deployment -> its `stats()`; of several replicas each has its own,
+`Codec 1`, `Codec 2`. A process of its own, so that
 Ray's threads are not in the client's. `EngineCounters` is the other end.
 """
 
@@ -13,6 +14,7 @@ import json
 import select
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -80,6 +82,16 @@ def growth(before: Counters, after: Counters) -> Counters:
     }
 
 
+def name_replicas(deployment: str, answers: Iterable[Mapping[str, Any]]) -> Counters:
+    """The numbers of each replica, in the order of their process ids, which stays while they live."""
+    ordered = sorted(answers, key=lambda answer: int(answer["pid"]))
+    names = [deployment] if len(ordered) == 1 else [f"{deployment} {i}" for i, _ in enumerate(ordered, 1)]
+    return {
+        name: {key: value for key, value in answer.items() if isinstance(value, int | float)}
+        for name, answer in zip(names, ordered, strict=True)
+    }
+
+
 def main() -> None:
     import ray
     from ray import serve
@@ -92,13 +104,15 @@ def main() -> None:
         for deployment in overview.deployments:
             if deployment.startswith(("Talker", "Codec")):
                 handles[deployment] = serve.get_deployment_handle(deployment, app)
+    for handle in handles.values():
+        handle.stats.remote().result(
+            timeout_s=30
+        )  # knows its replicas from then on; a broadcast waits for none
     for _ in sys.stdin:
-        futures = {deployment: handle.stats.remote() for deployment, handle in handles.items()}
-        read: dict[str, Any] = {name: future.result(timeout_s=30) for name, future in futures.items()}
-        numbers = {
-            deployment: {name: value for name, value in counters.items() if isinstance(value, int | float)}
-            for deployment, counters in read.items()
-        }
+        asked = {name: handle.broadcast("stats") for name, handle in handles.items()}
+        numbers: Counters = {}
+        for name, responses in asked.items():
+            numbers |= name_replicas(name, responses.results(timeout_s=30))
         answers.write(json.dumps(numbers) + "\n")
         answers.flush()
     ray.shutdown()

@@ -6,6 +6,7 @@ It is a process group of its own that ends by its process id; what it prints goe
 from __future__ import annotations
 
 import http.client
+import math
 import signal
 import subprocess
 import sys
@@ -28,10 +29,18 @@ _RAY_IS_UP = b"Submitted deploy config"
 """What `serve run` of Ray 2.60 says when it has handed over the app."""
 
 
-def changed_config(config: Path, changes: Mapping[str, Any], http: Mapping[str, Any]) -> dict[str, Any]:
+def changed_config(
+    config: Path,
+    changes: Mapping[str, Any],
+    http: Mapping[str, Any],
+    replicas: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
     """The Serve config with `changes` in its only application's args, by dotted name, and in `http_options`.
 
-    Raises ValueError when it holds several applications, or a name leads into what is no mapping.
+    replicas: how many, by the names of deployments; a fraction of a GPU is shared out among them, so that they stay on
+    the device that one would be on. What the args leave without an Ingress loses its entry, which Serve would refuse.
+    Raises ValueError when it holds several applications, a name leads into what is no mapping, or names no deployment
+    of the config.
     """
     content = yaml.safe_load(config.read_text(encoding="utf-8"))
     applications = content.get("applications") or []
@@ -45,6 +54,19 @@ def changed_config(config: Path, changes: Mapping[str, Any], http: Mapping[str, 
             if not isinstance(section, dict):
                 raise ValueError(f"{name}: {key} is no mapping in {config}")
         section[last] = value
+    deployments = applications[0].get("deployments", [])
+    if applications[0].get("args", {}).get("ingress") == "codec":
+        deployments[:] = [deployment for deployment in deployments if deployment["name"] != "Ingress"]
+    by_name = {deployment["name"]: deployment for deployment in deployments}
+    for name, count in (replicas or {}).items():
+        if name not in by_name:
+            raise ValueError(
+                f"{config} has no deployment {name} to set replicas of, only {', '.join(by_name)}"
+            )
+        by_name[name]["num_replicas"] = count
+        options = by_name[name].get("ray_actor_options", {})
+        if 0 < (fraction := options.get("num_gpus", 0)) < 1:
+            options["num_gpus"] = math.floor(1e4 * fraction / count) / 1e4  # Ray takes four places
     content.setdefault("http_options", {}).update(http)
     return dict(content)
 

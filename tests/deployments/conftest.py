@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.codec import Codec
+from deployments.codec_ingress import CodecIngress
 from deployments.engines import CodecSettings, TalkerSettings
 from deployments.ingress import Ingress, IngressModel, IngressSettings
 from deployments.reference_encoder import EncoderSettings, ReferenceEncoder
@@ -50,11 +51,14 @@ def make_checkpoint(tmp_path):
 class Chain:
     """Ingress -> Codec -> a Talker for each model; scripts say how the engines behave.
 
-    models: {name: checkpoint folder}, one codec for all of them. encoders: {name of a Base model: engine}.
+    shape: of the first two, `AppArgs.ingress`. models: {name: checkpoint folder}, one codec for all of them.
+    encoders: {name of a Base model: engine}.
     settings: the rest of IngressSettings; `sleepers`, names of deployments that may have no replica; `home` of engines.
     """
 
-    def __init__(self, talker_script, codec_script, models, encoders, voices_folder, policy, settings):
+    def __init__(
+        self, talker_script, codec_script, models, encoders, voices_folder, policy, settings, shape="separate"
+    ):
         home = settings.pop("home", "thread")
         self.talkers = {
             name: Talker(
@@ -68,14 +72,8 @@ class Chain:
         first = next(iter(models))
         self.talker, self.talker_handle = self.talkers[first], self.talker_handles[first]
         self.talker_engine = self.talker_engines[first]
-        self.codec = Codec(
-            CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32", home=home),
-            self.talker_handles,
-            "object_ref",
-            partial(open_fake_codec, codec_script),
-        )
-        self.codec_engine = self.codec._engine
-        self.codec_handle = FakeHandle(self.codec)
+        codec_settings = CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32", home=home)
+        open_codec = partial(open_fake_codec, codec_script)
         limits = ReferenceLimits(max_bytes=policy.max_bytes)
         self.encoder_handles = {
             name: FakeHandle(ReferenceEncoder(EncoderSettings(models[name], limits), lambda _, e=engine: e))
@@ -101,11 +99,19 @@ class Chain:
         )
         handles = {
             **{"Talker" if name == first else f"Talker-{name}": h for name, h in self.talker_handles.items()},
-            "Codec": self.codec_handle,
             **{f"Encoder-{name}": handle for name, handle in self.encoder_handles.items()},
         }
-        self.ingress = Ingress(ingress_settings, handles, "value")
-        self.app = self.ingress.build_http_app()
+        if shape == "codec":
+            self.codec = front = CodecIngress(
+                codec_settings, ingress_settings, handles, "object_ref", open_codec
+            )
+            self.ingress = self.codec._ingress
+        else:
+            self.codec = Codec(codec_settings, self.talker_handles, "object_ref", open_codec)
+            self.codec_handle = FakeHandle(self.codec)
+            self.ingress = front = Ingress(ingress_settings, {**handles, "Codec": self.codec_handle}, "value")
+        self.codec_engine = self.codec._engine
+        self.app = front.__serve_build_asgi_app__()
 
     @property
     def num_held(self):
@@ -136,8 +142,19 @@ class Chain:
             engine.stop()
 
 
+def pytest_generate_tests(metafunc):
+    """`pytestmark = pytest.mark.both_shapes` runs a file's chains with the ingress apart from the codec, and in it."""
+    if "shape" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_shapes"):
+        metafunc.parametrize("shape", ["separate", "codec"])
+
+
 @pytest.fixture
-def open_chain(tmp_path):
+def shape():
+    return "separate"
+
+
+@pytest.fixture
+def open_chain(tmp_path, shape):
     @asynccontextmanager
     async def opened(talker=None, codec=None, models=None, encoders=None, policy=None, **settings):
         chain = Chain(
@@ -148,6 +165,7 @@ def open_chain(tmp_path):
             tmp_path / "voices",
             policy or FetchPolicy(),
             settings,
+            shape,
         )
         try:
             async with chain.app.router.lifespan_context(chain.app):

@@ -63,6 +63,7 @@ def graph_of(args):
         ({"talker": {"prefill_buckets": [32, "64"]}}, "talker.prefill_buckets.1"),
         ({"codec": {"num_rows": "8"}}, "codec.num_rows"),
         ({"chunk_ramp": {"ramp": [True, 3]}}, "chunk_ramp.ramp.0"),
+        ({"ingress": "talker"}, "ingress"),
         ({"deterministic": "yes"}, "deterministic"),
         ({"deterministic": 1}, "deterministic"),
         ({"model_name": 7}, "model_name"),
@@ -174,6 +175,50 @@ def test_each_deployment_scales_by_its_own_args_and_the_ingress_knows_who_may_sl
     assert graph["Talker"].max_queued_requests > 4 * 40, "callers wait for the replicas that are to come"
     (settings, *_) = graph["Ingress"].init_args
     assert settings.models[0].sleepers == ("Talker",)
+
+
+def test_the_codec_may_be_the_ingress_as_well():
+    """One deployment less; it has the codec's name and replicas, and takes every request."""
+    scaling = {"codec": {"max_replicas": 3}}
+    args = {
+        "checkpoint": "checkpoints/tiny",
+        "ingress": "codec",
+        "autoscaling": scaling,
+        "stream_lease_s": 10,
+    }
+    graph = graph_of(AppArgs.model_validate(args))
+    assert list(graph) == ["Talker", "Codec"]
+    codec = graph["Codec"]
+    assert codec.max_ongoing_requests > 1000
+    assert codec._deployment_config.autoscaling_config.max_replicas == 3
+    codec_settings, ingress_settings, handles, transport = codec.init_args
+    assert (codec_settings.engine.num_rows, list(handles), transport) == (40, ["Talker"], "object_ref")
+    assert (ingress_settings.models[0].codec, ingress_settings.roll_call_period_s) == ("Codec", 2.0)
+
+
+@pytest.mark.parametrize("place", ["alone", "above models", "in a model"])
+def test_an_ingress_cannot_sleep(place):
+    one, scaling = (
+        {"checkpoint": "checkpoints/tiny"},
+        {"autoscaling": {"codec": {"min_replicas": 0, "max_replicas": 2}}},
+    )
+    args = {
+        "alone": {**one, **scaling},
+        "above models": {"models": [one], **scaling},
+        "in a model": {"models": [{**one, **scaling}]},
+    }[place]
+    AppArgs.model_validate({**args, "ingress": "separate"})
+    with pytest.raises(
+        ValidationError, match=r"autoscaling\.codec\.min_replicas must be at least 1 with ingress: codec"
+    ):
+        AppArgs.model_validate({**args, "ingress": "codec"})
+
+
+def test_the_talker_of_an_ingress_that_decodes_may_sleep():
+    args = {"checkpoint": "checkpoints/tiny", "ingress": "codec"}
+    args["autoscaling"] = {"talker": {"min_replicas": 0, "max_replicas": 2}}
+    (_, ingress_settings, *_) = graph_of(AppArgs.model_validate(args))["Codec"].init_args
+    assert ingress_settings.models[0].sleepers == ("Talker",)
 
 
 @pytest.mark.filterwarnings("ignore:`look_back_period_s`:FutureWarning")  # a drill is in a hurry

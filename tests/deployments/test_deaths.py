@@ -7,6 +7,8 @@ import pytest
 
 from tests.fakes import AsgiSocket, Script, fake_codes, fake_pcm, mortal, until
 
+pytestmark = pytest.mark.both_shapes
+
 NUM_FRAMES = 60
 CHUNKS = [1, 3, 8, 16, 25, 7]
 SLOW = Script(num_frames=NUM_FRAMES, seconds_per_item=0.05)  # what came before a death is decoded by then

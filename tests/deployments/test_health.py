@@ -8,6 +8,8 @@ import pytest
 from qwen3tts_core.errors import EngineFault
 from tests.fakes import until
 
+pytestmark = pytest.mark.both_shapes
+
 
 async def test_an_ingress_whose_watch_has_died_says_so_to_clients_and_to_serve(open_chain, monkeypatch):
     async with open_chain() as chain:

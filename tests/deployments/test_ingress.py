@@ -14,6 +14,8 @@ from deployments.bodies import SMALL_BODY_BYTES
 from deployments.reader_pace import PART_BYTES
 from tests.fakes import Script, fake_codes, until
 
+pytestmark = pytest.mark.both_shapes
+
 SPEECH = "/v1/audio/speech"
 
 

@@ -143,6 +143,14 @@ def test_one_codec_for_all_is_called_codec(make_checkpoint):
     assert {model.codec for model in models} == {"Codec"}
 
 
+def test_an_ingress_that_decodes_needs_one_codec_for_all(make_checkpoint):
+    one, two = make_checkpoint("one", "custom_voice_large", codec="base"), make_checkpoint("two", "base")
+    other = make_checkpoint("other", "voice_design")
+    assert {model.codec for model in plan_app(args_of(one, two, ingress="codec"))} == {"Codec"}
+    with pytest.raises(ValueError, match=r"^ingress: codec needs .* 2: Codec-one, Codec-other$"):
+        plan_app(args_of(one, two, other, ingress="codec"))
+
+
 def test_a_shared_codec_has_the_rows_of_all_and_buckets_that_follow(make_checkpoint):
     args = args_of(
         {"checkpoint": "a", "talker": {"num_slots": 4, "max_queued": 1}},
@@ -205,6 +213,15 @@ def test_a_reference_encoder_is_bound_for_base_checkpoints_alone(make_checkpoint
     graph = graph_of(AppArgs(checkpoint=make_checkpoint("base", "base")))
     assert list(graph) == ["Talker", "Codec", "ReferenceEncoder", "Ingress"]
     assert graph["ReferenceEncoder"].max_ongoing_requests > 8
+
+
+def test_models_of_an_ingress_that_decodes_have_talkers_and_encoders_of_their_own(make_checkpoint):
+    one, two = make_checkpoint("one", "custom_voice_large", codec="base"), make_checkpoint("two", "base")
+    graph = graph_of(args_of(one, two, ingress="codec"))
+    assert list(graph) == ["Talker-one", "Talker-two", "ReferenceEncoder", "Codec"]
+    codec_settings, ingress_settings, *_ = graph["Codec"].init_args
+    assert codec_settings.engine.num_rows == 80
+    assert [model.talker for model in ingress_settings.models] == ["Talker-one", "Talker-two"]
 
 
 def test_a_shared_codec_lets_through_what_all_its_talkers_admit(make_checkpoint):

@@ -4,6 +4,7 @@
     /deterministic  the same with `deterministic: true`, both transports the other way round, engines in
                     processes of their own, and JSON logs
     /models         serve_configs/tiny_all.yaml, in test_models.py alone
+    /codec_ingress  as /deterministic, with `ingress: codec`; in test_codec_ingress.py alone
 
 Each starts when the first test needs it. Everything that starts here ends here, by Ray's own shutdown of what this process started.
 """
@@ -105,6 +106,10 @@ class Server:
         app = App(application["name"], self._url + application["route_prefix"].rstrip("/") + "/")
         self._apps.append(app)
         return app
+
+    def config_of(self, app):
+        """A copy of what it is deployed from, to change and `add`."""
+        return copy.deepcopy(self._applications[app.name])
 
     def start(self, *apps):
         """Beside those that run."""

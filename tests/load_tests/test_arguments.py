@@ -45,3 +45,23 @@ def test_bench_serve_gives_as_many_slots_as_its_highest_concurrency_unless_told_
         (60, 112),
         [1, 8, 32, 64, 128],
     )
+
+
+def test_bench_serve_takes_counts_of_replicas_by_name():
+    parser = bench_serve.build_parser()
+    assert parser.parse_args(["--replicas", "Ingress=2,Codec=3"]).replicas == {"Ingress": 2, "Codec": 3}
+    assert parser.parse_args([]).replicas == {}
+    for wrong in ("Codec", "Codec=", "Codec=0", "Codec=x", "=2", "Codec=1,"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            bench_serve.replica_counts(wrong)
+
+
+def test_bench_serve_measures_no_fewer_replicas_than_were_asked_for():
+    looks = iter([{"Codec": 1}, {"Codec": 2, "Ingress": 1}])
+    bench_serve.wait_for_replicas({"Codec": 2}, lambda: next(looks))
+    assert next(looks, None) is None
+    bench_serve.wait_for_replicas({}, lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="1 of 2 of Codec, 0 of 1 of Ingress: is there no room"):
+        bench_serve.wait_for_replicas(
+            {"Codec": 2, "Ingress": 1, "Talker": 1}, lambda: {"Codec": 1, "Talker": 1}, -1
+        )

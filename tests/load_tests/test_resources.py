@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from load_tests.bottleneck import engine_figures, name_bottleneck, resource_table
-from load_tests.engine_counters import growth
+from load_tests.engine_counters import growth, name_replicas
 from load_tests.gpu_busy import GpuSampler
 from load_tests.process_cpu import ProcessUse, by_part, difference, find_argument, part_of, snapshot
 
@@ -136,6 +136,14 @@ def test_counters_tell_how_full_steps_were():
         "Codec frames per batch": 16.0,
         "Codec chunks per batch": 2.0,
     }
+
+
+def test_replicas_of_one_deployment_are_counted_apart():
+    first, second = {"pid": 7, "batches": 3, "device": "cpu"}, {"pid": 12, "batches": 4, "device": "cpu"}
+    assert name_replicas("Codec", [first]) == {"Codec": {"pid": 7, "batches": 3}}
+    for order in ([first, second], [second, first]):
+        counters = name_replicas("Codec", order)
+        assert counters == {"Codec 1": {"pid": 7, "batches": 3}, "Codec 2": {"pid": 12, "batches": 4}}
 
 
 def test_without_a_gpu_its_use_is_unknown_and_the_reason_is_told():

@@ -44,6 +44,35 @@ def test_a_name_that_leads_into_a_value_is_told():
         changed_config(CONFIGS / "qwen3tts.yaml", {"checkpoint.x": 1}, {})
 
 
+def test_replicas_are_set_by_the_names_of_deployments():
+    config = changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, {"Codec": 2, "Ingress": 3})
+    counts = {d["name"]: d.get("num_replicas", 1) for d in config["applications"][0]["deployments"]}
+    assert counts == {"Talker": 1, "Codec": 2, "Ingress": 3}
+    with pytest.raises(ValueError, match=r"no deployment Codecs .* only Talker, Codec, Ingress"):
+        changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, {"Codecs": 2})
+
+
+def test_replicas_fit_where_one_was_unless_each_has_a_gpu_for_itself():
+    def gpus(config, count):
+        deployments = changed_config(CONFIGS / config, {}, {}, {"Codec": count})["applications"][0][
+            "deployments"
+        ]
+        return next(d["ray_actor_options"]["num_gpus"] for d in deployments if d["name"] == "Codec")
+
+    assert gpus("qwen3tts.yaml", 1) == 0.3
+    assert gpus("qwen3tts.yaml", 7) == 0.0428
+    assert gpus("two_gpus.yaml", 2) == 1
+
+
+def test_where_the_codec_is_the_ingress_no_other_is_configured():
+    config = changed_config(CONFIGS / "qwen3tts.yaml", {"ingress": "codec"}, {}, {"Codec": 2})
+    codec = {"name": "Codec", "ray_actor_options": {"num_cpus": 1, "num_gpus": 0.15}, "num_replicas": 2}
+    talker, *others = config["applications"][0]["deployments"]
+    assert (talker["name"], others) == ("Talker", [codec])
+    with pytest.raises(ValueError, match="no deployment Ingress"):
+        changed_config(CONFIGS / "qwen3tts.yaml", {"ingress": "codec"}, {}, {"Ingress": 2})
+
+
 def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path):
     content = {"http_options": {"port": 28790}, "applications": []}
     server = ServedConfig(content, tmp_path, fast=False)
