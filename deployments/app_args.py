@@ -23,7 +23,7 @@ from pydantic import (
 from deployments.deadline import FIRST_AUDIO_TIMEOUT_S
 from deployments.engines import Home
 from deployments.handles import Transport
-from deployments.leases import LEASE_S
+from deployments.leases import LEASE_S, SHORTEST_LEASE_S
 from deployments.read_ahead import READER_AHEAD_S
 from deployments.reader_pace import READER_TIMEOUT_S
 from deployments.reference_encoder import EncoderSettings
@@ -201,7 +201,8 @@ class AppArgs(ModelArgs):
     reader_timeout_s: for a client that takes nothing of its body; 0 is no limit. reader_ahead_s: of audio that waits
         for a slow one, as 24 kHz PCM; then its text isn't spoken on.
     first_audio_timeout_s: from a request's body to its first audio, queues included; 0 is no limit.
-    stream_lease_s: engines free a stream that no ingress has named for so long; 0 leaves it to its own end.
+    stream_lease_s: engines free a stream that no ingress has named for so long, two seconds at least; 0 leaves it to
+        its own end.
     resume_timeout_s: how long a stream whose engine died waits for another to go on; 0 cuts it at once.
     cold_start_s: how much longer a request may wait that found a deployment asleep.
     voice_aliases: other names that requests may use, each with the voice it means.
@@ -226,6 +227,15 @@ class AppArgs(ModelArgs):
     resume_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = RESUME_TIMEOUT_S
     cold_start_s: Annotated[float, Field(ge=0, le=86_400)] = COLD_START_S
     long_text: LongText = LongText()
+
+    @field_validator("stream_lease_s")
+    @classmethod
+    def _check_lease(cls, lease_s: float) -> float:
+        if 0 < lease_s < SHORTEST_LEASE_S:
+            raise ValueError(
+                f"must be 0 or at least {SHORTEST_LEASE_S:g}: streams that are heard would be freed"
+            )
+        return lease_s
 
     @field_validator("voice_aliases")
     @classmethod

@@ -21,6 +21,8 @@ from qwen3tts_core.errors import StreamCancelled
 logger = logging.getLogger(__name__)
 
 LEASE_S = 60.0
+SHORTEST_LEASE_S = 2.0
+"""A fifth of it is how often each ingress names its streams: a busy event loop is late by tenths of a second."""
 _REMEMBERED = 4096
 """Streams given up that may still be on their way here: a call may wait in a queue while its end overtakes it."""
 

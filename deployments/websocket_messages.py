@@ -42,7 +42,8 @@ Client: `session.config` first, then any number of utterances.
 
 - `session.config`: the fields of `SpeechBody` but for {", ".join(f"`{name}`" for name in _NOT_OF_A_SESSION)}, and
   `stream_audio` (false: one binary message a sentence), `split_granularity` (`sentence`, `clause`, `none`),
-  `look_ahead_s` ({LOOK_AHEAD_S:g}: how much audio may be ahead of a listener before the next sentence is held back).
+  `look_ahead_s` ({LOOK_AHEAD_S:g}: how much audio may be ahead of a listener before the next sentence is held back;
+  10 for a client that reads no faster than it plays, or the server's pings reach it too late).
   Again between utterances, for those that follow. One that is refused ends the session.
 - `input.text` with `text`: the next part of the utterance, cut anywhere.
 - `input.done`: the utterance is whole. `input.cancel`: end it, and drop all that isn't spoken yet.

@@ -1,6 +1,6 @@
 """`make chaos`: every drill against a server of its own, on the tiny CPU configs, and one table of what they found.
 
-    python -m load_tests.chaos [--scale 0.05] [--only kill,overload] [--port 28200] [--seed 0]
+    python -m load_tests.chaos [--scale 0.05] [--only kill,overload] [--port 28200]
 
 Starts Ray and Serve itself, on loopback, and ends them, whatever happens. Exit status 1 when a promise
 was broken: a failed request, a lost or repeated sample, a slot, page or row that did not come back,

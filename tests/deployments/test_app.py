@@ -102,10 +102,17 @@ def test_a_wrong_value_of_one_model_is_named_too():
         {"voices": {"folder": "build/voices"}},
         {"chunk_ramp": {"ramp": [1, 2], "steady": 9}},
         {"api_keys_file": "keys"},
+        {"stream_lease_s": 0},
+        {"stream_lease_s": 2},
     ],
 )
 def test_what_yaml_can_write_is_taken(args):
     AppArgs.model_validate({"checkpoint": "x", **args})
+
+
+def test_a_lease_that_frees_streams_that_are_heard_is_refused():
+    with pytest.raises(ValidationError, match="must be 0 or at least 2"):
+        AppArgs.model_validate({"checkpoint": "x", "stream_lease_s": 1e-300})
 
 
 def test_a_checkpoint_is_required():
