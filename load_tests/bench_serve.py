@@ -2,7 +2,7 @@
 
     python -m load_tests.bench_serve --checkpoint DIR --out runs/a [--fast] [--seconds 20] [--mps]
         [--config serve_configs/qwen3tts.yaml] [--set codec_dtype=float16] [--set transport.talker_to_codec=value]
-        [--set ingress=codec] [--replicas Codec=2,Talker=2]
+        [--set ingress=codec] [--replicas Codec=2,Talker=2] [--env Talker:CUDA_MPS_CLIENT_PRIORITY=1]
 
 Starts the config with another checkpoint and as many slots as the highest concurrency, waits until it is ready,
 then sends requests for so many seconds at each concurrency, and ends what it started. Frame limits are drawn
@@ -66,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(arguments: argparse.Namespace, argv: list[str]) -> list[dict[str, Any]]:
     """The levels. Raises OSError, ValueError, RuntimeError."""
-    config = changed_config(arguments.config, changes_of(arguments), http_of(arguments), arguments.replicas)
+    config = changed_config(
+        arguments.config, changes_of(arguments), http_of(arguments), arguments.replicas, arguments.env
+    )
     with ExitStack() as stack:
         if arguments.mps:
             stack.enter_context(mps_daemon())
@@ -161,6 +163,15 @@ def replica_counts(text: str) -> dict[str, int]:
     return counts
 
 
+def variable_of_a_deployment(text: str) -> tuple[str, str, str]:
+    """`NAME:VARIABLE=VALUE`."""
+    name, _, assignment = text.partition(":")
+    variable, equals, value = assignment.partition("=")
+    if not name or not variable or not equals:
+        raise argparse.ArgumentTypeError(f"NAME:VARIABLE=VALUE expected, got {text!r}")
+    return name, variable, value
+
+
 def brief(level: dict[str, Any]) -> dict[str, Any]:
     names = (
         "name",
@@ -191,6 +202,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--replicas", type=replica_counts, default={}, metavar="NAME=COUNT,…", help="of deployments"
+    )
+    parser.add_argument(
+        "--env",
+        type=variable_of_a_deployment,
+        action="append",
+        default=[],
+        metavar="NAME:VARIABLE=VALUE",
+        help="of a deployment's processes",
     )
     parser.add_argument("--port", type=int, help="instead of the config's")
     parser.add_argument("--fast", action="store_true", help="HAProxy in front and one loop per replica")

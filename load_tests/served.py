@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,11 +34,13 @@ def changed_config(
     changes: Mapping[str, Any],
     http: Mapping[str, Any],
     replicas: Mapping[str, int] | None = None,
+    environment: Iterable[tuple[str, str, str]] = (),
 ) -> dict[str, Any]:
     """The Serve config with `changes` in its only application's args, by dotted name, and in `http_options`.
 
     replicas: how many, by the names of deployments; a fraction of a GPU is shared out among them, so that they stay on
-    the device that one would be on. What the args leave without an Ingress loses its entry, which Serve would refuse.
+    the device that one would be on. environment: (deployment, variable, value), for the processes of its replicas.
+    What the args leave without an Ingress loses its entry, which Serve would refuse.
     Raises ValueError when it holds several applications, a name leads into what is no mapping, or names no deployment
     of the config.
     """
@@ -58,11 +60,13 @@ def changed_config(
     if applications[0].get("args", {}).get("ingress") == "codec":
         deployments[:] = [deployment for deployment in deployments if deployment["name"] != "Ingress"]
     by_name = {deployment["name"]: deployment for deployment in deployments}
+    named = {*(replicas or {}), *(name for name, *_ in environment)}
+    if unknown := sorted(named - set(by_name)):
+        raise ValueError(f"{config} has no deployment {', '.join(unknown)}, only {', '.join(by_name)}")
+    for name, variable, value in environment:
+        options = by_name[name].setdefault("ray_actor_options", {})
+        options.setdefault("runtime_env", {}).setdefault("env_vars", {})[variable] = value
     for name, count in (replicas or {}).items():
-        if name not in by_name:
-            raise ValueError(
-                f"{config} has no deployment {name} to set replicas of, only {', '.join(by_name)}"
-            )
         by_name[name]["num_replicas"] = count
         options = by_name[name].get("ray_actor_options", {})
         if 0 < (fraction := options.get("num_gpus", 0)) < 1:

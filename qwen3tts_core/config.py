@@ -414,6 +414,7 @@ class CodecEngineConfig:
         left out at the start.
     max_primed_voices: clone voices whose state after their reference frames is kept (incremental
         mode; 5.2 MB each for the published sizes in float32).
+    high_priority: on a GPU, its kernels go before others' that share it, the Talker's say: a first chunk waits less.
     deterministic: one (frames, batch) bucket for everything.
     """
 
@@ -425,6 +426,7 @@ class CodecEngineConfig:
     max_batch_frames: int = 400
     memory_gib: float = 0.0
     max_primed_voices: int = 32
+    high_priority: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:

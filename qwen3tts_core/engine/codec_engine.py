@@ -371,7 +371,12 @@ def open_codec_engine(
         raise ValueError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {dtype!r}")
     chosen = torch.float32 if dtype == "auto" else DTYPES[dtype]
     codec = CheckpointConfig.from_checkpoint(checkpoint).codec
-    backend = select_backend(device, deterministic=config.deterministic, memory_gib=config.memory_gib)
+    backend = select_backend(
+        device,
+        deterministic=config.deterministic,
+        memory_gib=config.memory_gib,
+        high_priority=config.high_priority,
+    )
     decoder = open_codec_model(checkpoint, codec, backend, chosen)
     engine = CodecEngine(
         decoder,

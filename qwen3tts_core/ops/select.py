@@ -57,10 +57,12 @@ def select_backend(
     memory_gib: float = 0.0,
     prefill_attention: Attention = "own",
     decode_attention: Attention = "own",
+    high_priority: bool = False,
 ) -> Backend:
     """device: "auto", "cpu", or "cuda[:index]". Raises ValueError for a device or attention that isn't there.
 
-    memory_gib: see `Backend`; the allocator of this process keeps to it from now on.
+    memory_gib: see `Backend`; the allocator of this process keeps to it from now on. high_priority: of captured
+    steps, on a GPU.
     """
     chosen = _parse(device)
     by_flashinfer = (prefill_attention == "flashinfer", decode_attention == "flashinfer")
@@ -70,7 +72,7 @@ def select_backend(
         logger.info("ops: reference on cpu (%s)", "asked for" if device != "auto" else "no GPU is visible")
         return Backend(chosen, ReferenceOps(trim_context=not deterministic), run_eagerly, HostTransfer())
     if chosen.type == "cuda":
-        return _cuda_backend(chosen, memory_gib, by_flashinfer)
+        return _cuda_backend(chosen, memory_gib, by_flashinfer, high_priority)
     raise ValueError(f"device {device!r} has no backend; available: cpu, cuda")
 
 
@@ -83,7 +85,9 @@ def _parse(device: str) -> torch.device:
         raise ValueError(f"device must be auto, cpu or cuda[:index], got {device!r}") from None
 
 
-def _cuda_backend(device: torch.device, memory_gib: float, by_flashinfer: tuple[bool, bool]) -> Backend:
+def _cuda_backend(
+    device: torch.device, memory_gib: float, by_flashinfer: tuple[bool, bool], high_priority: bool
+) -> Backend:
     if not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r} was asked for, but no GPU is visible")
     from qwen3tts_core.ops.cuda.backend import CudaOps, GraphCapture, PinnedTransfer
@@ -108,4 +112,5 @@ def _cuda_backend(device: torch.device, memory_gib: float, by_flashinfer: tuple[
         torch.cuda.set_per_process_memory_fraction(
             min(1.0, memory_gib * 2**30 / properties.total_memory), device
         )
-    return Backend(device, ops, GraphCapture(device), PinnedTransfer(), codec, memory_gib)
+    capture = GraphCapture(device, high_priority=high_priority)
+    return Backend(device, ops, capture, PinnedTransfer(), codec, memory_gib)

@@ -47,6 +47,15 @@ def test_bench_serve_gives_as_many_slots_as_its_highest_concurrency_unless_told_
     )
 
 
+def test_bench_serve_takes_variables_of_deployments():
+    parser = bench_serve.build_parser()
+    found = parser.parse_args(["--env", "Talker:A=1", "--env", "Codec:B=x=y:z"]).env
+    assert found == [("Talker", "A", "1"), ("Codec", "B", "x=y:z")]
+    for wrong in ("Talker", "Talker:A", ":A=1", "Talker:=1"):
+        with pytest.raises(SystemExit):
+            parser.parse_args(["--env", wrong])
+
+
 def test_bench_serve_takes_counts_of_replicas_by_name():
     parser = bench_serve.build_parser()
     assert parser.parse_args(["--replicas", "Ingress=2,Codec=3"]).replicas == {"Ingress": 2, "Codec": 3}

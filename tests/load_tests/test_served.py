@@ -48,8 +48,20 @@ def test_replicas_are_set_by_the_names_of_deployments():
     config = changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, {"Codec": 2, "Ingress": 3})
     counts = {d["name"]: d.get("num_replicas", 1) for d in config["applications"][0]["deployments"]}
     assert counts == {"Talker": 1, "Codec": 2, "Ingress": 3}
-    with pytest.raises(ValueError, match=r"no deployment Codecs .* only Talker, Codec, Ingress"):
+    with pytest.raises(ValueError, match=r"no deployment Codecs, only Talker, Codec, Ingress"):
         changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, {"Codecs": 2})
+
+
+def test_the_environment_of_a_deployment_is_set_beside_its_other_options():
+    config = changed_config(
+        CONFIGS / "qwen3tts.yaml", {}, {}, environment=[("Talker", "A", "1"), ("Talker", "B", "x=y")]
+    )
+    options = {d["name"]: d.get("ray_actor_options", {}) for d in config["applications"][0]["deployments"]}
+    assert options["Talker"]["runtime_env"] == {"env_vars": {"A": "1", "B": "x=y"}}
+    assert options["Talker"]["num_gpus"] == 0.6
+    assert "runtime_env" not in options["Codec"]
+    with pytest.raises(ValueError, match="no deployment Nobody, only"):
+        changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, environment=[("Nobody", "A", "1")])
 
 
 def test_replicas_fit_where_one_was_unless_each_has_a_gpu_for_itself():

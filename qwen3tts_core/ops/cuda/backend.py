@@ -269,16 +269,20 @@ def _product(x: Tensor, weight: Matrix) -> Tensor:
 
 
 class GraphCapture:
-    """`Capture` as CUDA graphs, all in one memory pool. A step that can't be captured raises."""
+    """`Capture` as CUDA graphs, all in one memory pool. A step that can't be captured raises.
+
+    high_priority: its kernels are scheduled before those of streams without it, whatever stream replays the graph: a
+    kernel node keeps the priority of the stream that it was captured on. Source: CUDA's `cudaLaunchAttributePriority`.
+    """
 
     _WARM_UP_RUNS = 2  # compiles and loads kernels, which a capture must not do
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, high_priority: bool = False) -> None:
+        self._device, self._priority = device, -1 if high_priority else 0
         self._pool: Any = None  # an opaque handle of torch's
 
     def __call__(self, fn: Launch, name: str) -> Launch:
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device, priority=self._priority)
         graph = torch.cuda.CUDAGraph()
         try:
             stream.wait_stream(torch.cuda.current_stream(self._device))
