@@ -68,7 +68,7 @@ class Machine:
     @functools.cached_property
     def backend(self):
         if self.device != "cpu":
-            return select_backend(self.device)
+            return select_backend(self.device, high_priority=True)
         kernels = ReferenceCodecKernels()
         if os.environ.get("TRITON_INTERPRET"):
             from qwen3tts_core.ops.cuda.codec_kernels import TritonCodecKernels
