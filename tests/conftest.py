@@ -30,12 +30,9 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    ):  # as in a job in the background: what is started here would
-        signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # inherit that, and Ctrl-C is what some tests are about
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in a job in the background: what is started here would inherit that, and some tests are about Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--require-gpu"):
         config.pluginmanager.register(FailuresAtOnce(config))
     if config.getoption("--no-torch"):
