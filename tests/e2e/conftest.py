@@ -30,12 +30,10 @@ CONFIG = ROOT / "serve_configs" / "tiny_cpu.yaml"
 START_TIMEOUT_S = 240
 
 
-def pytest_collection_modifyitems(items):
-    here = Path(__file__).parent
-    for item in items:
-        if here in Path(item.fspath).parents:
-            item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.xdist_group("e2e"))  # one Ray, whatever runs beside
+def pytest_itemcollected(item):
+    """Of this folder's tests. Later would be too late for pytest-xdist, which reads groups first of all."""
+    item.add_marker(pytest.mark.e2e)
+    item.add_marker(pytest.mark.xdist_group("e2e"))  # one Ray, whatever runs beside
 
 
 def free_port():
