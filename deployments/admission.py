@@ -1,8 +1,8 @@
 """What an ingress knows of full engines, so that under overload a refusal costs no trip to them.
 
-    refused ──> full: let in one request for each stream of this ingress that ends,
-                      and one each second, for places that came free otherwise
-      no refusal for 2 s ──> open: let in whoever comes
+    three refusals in a row ──> full: let in one request for each stream of this ingress that ends,
+                                      and one each second, for places that came free otherwise
+              no refusal for 2 s ──> open: let in whoever comes
 
 Engines decide who is let in; this only keeps from them what they would surely refuse. Without it every refused
 request takes turns with running streams in each process on its way, where overload is felt most.
@@ -17,6 +17,8 @@ from ray.serve.exceptions import BackPressureError
 
 from qwen3tts_core.errors import Overloaded
 
+FULL_AFTER = 3
+"""Refusals with no first audio between: one replica of several may be full while Serve finds room in the others."""
 PROBE_EACH_S = 1.0
 """As `Retry-After` tells clients: through another ingress, or in a new replica, places may have come free."""
 FULL_FOR_S = 2.0
@@ -30,7 +32,7 @@ class Admission:
         self._clock = clock
         self._refusal: Overloaded | None = None
         self._full_until = self._next_probe = 0.0
-        self._num_freed = 0
+        self._num_freed = self._num_refused = 0
 
     def check(self) -> None:
         """Raises Overloaded, in the words of the engines, where `enter` would do so now."""
@@ -38,7 +40,7 @@ class Admission:
             return
         now = self._clock()
         if now >= self._full_until:
-            self._refusal = None
+            self._refusal, self._num_refused = None, 0
         elif not self._num_freed and now < self._next_probe:
             raise Overloaded(refusal.what, refusal.retry_after_s)
 
@@ -55,10 +57,17 @@ class Admission:
     def refused(self, by: Overloaded | BackPressureError) -> None:
         """The engines have no place: by themselves, or by Serve, whose queue for them is full."""
         now = self._clock()
+        self._num_refused += 1
         if self._refusal is None:
+            if self._num_refused < FULL_AFTER:
+                return
             self._num_freed, self._next_probe = 0, now + PROBE_EACH_S
-        self._refusal = by if isinstance(by, Overloaded) else Overloaded(f"Ray Serve's queue is full: {by}")
+        self._refusal = by if isinstance(by, Overloaded) else Overloaded("every replica's queue is full")
         self._full_until = now + FULL_FOR_S
+
+    def served(self) -> None:
+        """A request got its first audio."""
+        self._num_refused = 0
 
     def freed(self) -> None:
         """A stream of this ingress has ended, or was given up."""

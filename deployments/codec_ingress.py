@@ -12,8 +12,9 @@ which `threads.py` lets in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, cast
 
 from fastapi import FastAPI
 
@@ -22,6 +23,8 @@ from deployments.engines import CodecSettings, OpenCodec, open_codec
 from deployments.handles import Transport
 from deployments.in_process import InProcessHandle
 from deployments.ingress import Ingress, IngressSettings
+from qwen3tts_core.errors import EngineDown, EngineFault, StreamLost
+from qwen3tts_core.types import SpeechRequest
 
 
 class CodecIngress(Codec):
@@ -42,7 +45,8 @@ class CodecIngress(Codec):
         super().__init__(
             dataclasses.replace(codec_settings, lease_s=0.0), talkers, talker_transport, open_engine
         )
-        self._ingress = Ingress(ingress_settings, {**handles, own_name: InProcessHandle(self)}, "value")
+        own = InProcessHandle(_OwnCodec(self))
+        self._ingress = Ingress(ingress_settings, {**handles, own_name: own}, "value")
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._ingress.build_http_app()
@@ -51,3 +55,28 @@ class CodecIngress(Codec):
         """Called by Serve: raises EngineFault when either half can't go on."""
         super().check_health()
         self._ingress.check_health()
+
+
+class _OwnCodec:
+    """The codec as its own ingress calls it. If its engine is dead no other can be reached from here: a stream
+    that went on trying would hang, and keep this replica from being replaced."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    async def decode(self, request: SpeechRequest) -> AsyncGenerator[bytes, None]:
+        """Raises as `Codec.decode` does, and StreamLost in place of an EngineDown that is the codec's own."""
+        items = cast("AsyncGenerator[bytes, None]", self._codec.decode(request))
+        async with aclosing(items):
+            try:
+                async for item in items:
+                    yield item
+            except EngineDown as error:
+                try:
+                    self._codec.check_health()
+                except EngineFault:
+                    raise StreamLost(str(error), 0.0) from error
+                raise
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._codec, method)

@@ -101,7 +101,6 @@ class Utterance:
         self._num_frames += chunk.num_frames
         if chunk.finish is not None:
             self._ended()
-            self._chains.admission.freed()
         return chunk
 
     def cancel(self) -> None:
@@ -128,17 +127,21 @@ class Utterance:
     async def _next_item(self) -> bytes:
         stream = self._stream or self._open()
         try:
-            return await anext(stream)
+            item = await anext(stream)
         except StopAsyncIteration:
             self._ended()
             raise EngineFault("the codec's stream ended without a finish") from None
         except Exception as error:
             cause = root_cause(error)
             if isinstance(cause, (Overloaded, BackPressureError)):
+                self._ended(had_place=False)
                 self._chains.admission.refused(cause)
-            if not is_death(cause):  # refused or failed, it is over everywhere
+            elif not is_death(cause):  # it has failed, and is over everywhere
                 self._ended()
             raise
+        if not self._num_frames:
+            self._chains.admission.served()
+        return item
 
     def _open(self) -> ItemStream:
         """A chain that goes on after the frames so far, under an id of its own: the last may not have ended everywhere."""
@@ -153,9 +156,11 @@ class Utterance:
         self._stream = self._chains.start(request)
         return self._stream
 
-    def _ended(self) -> None:
+    def _ended(self, had_place: bool = True) -> None:
         self._stream = None
         self._chains.roll_call.ended(self._running_id)
+        if had_place:
+            self._chains.admission.freed()
 
     def _close(self) -> None:
         if self._stream is not None:

@@ -44,6 +44,8 @@ _LEFT = 1006
 _CODES = {500: 1011, 503: 1013, 504: 1013}
 _MAX_WAITING_TURNS = 64
 """Configs and ends of utterances that wait behind what is being spoken."""
+_MOST_COMPLAINTS = 64
+"""Of messages that can't be read, to a client that doesn't read either."""
 
 _Read = TypeVar("_Read")
 
@@ -78,6 +80,7 @@ class SpeechSocket:
         self._parts, self._websocket, self._session_id = parts, websocket, session_id
         self._long_text, self._limits = long_text, limits
         self._sending = asyncio.Lock()
+        self._complaints: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_COMPLAINTS)
         self._speaker = Speaker(parts, self, session_id)
         self._splitter: TextSplitter | None = None  # none before the first config
         self._is_within_utterance = False
@@ -94,13 +97,16 @@ class SpeechSocket:
         """Read and speak until one of them is over; nothing of it is left then."""
         reading = asyncio.create_task(self._read())
         speaking = asyncio.create_task(self._speaker.run())
+        complaining = asyncio.create_task(self._complain())
+        told = asyncio.create_task(self._all_told(speaking))
+        tasks = (reading, complaining, speaking, told)
         try:
-            await asyncio.wait({reading, speaking}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reading, complaining, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, speaking):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reading, speaking, return_exceptions=True)
-        over = _why(reading, speaking)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        over = _why(reading, complaining, told)
         if over.code != _LEFT:
             await self._end(over)
         return over
@@ -152,9 +158,21 @@ class SpeechSocket:
             except Overloaded as error:
                 raise _Over(1013, error) from None
             except InvalidRequest as error:
-                if self._splitter is None:
+                if self._splitter is None or self._complaints.full():
                     raise _Over(1008, error) from None
-                await self.json(error_message(error))
+                self._complaints.put_nowait(error_message(error))
+
+    async def _all_told(self, speaking: asyncio.Task[None]) -> None:
+        """Returns once all is said, complaints too; raises what ended the speaking."""
+        await speaking
+        await self._complaints.join()
+
+    async def _complain(self) -> None:
+        """Of messages that couldn't be read. Not where they are read: what is sent waits for the reader, and how
+        much that has taken is told by what is received (`reader_pace.py`)."""
+        while True:
+            await self.json(await self._complaints.get())
+            self._complaints.task_done()
 
     async def _receive(self) -> str | bytes:
         clock = asyncio.get_running_loop().time
@@ -251,9 +269,9 @@ async def _off_loop(num_bytes: int, work: Callable[[], _Read]) -> _Read:
     return await asyncio.to_thread(work) if num_bytes > _LARGE_MESSAGE_BYTES else work()
 
 
-def _why(reading: asyncio.Task[None], speaking: asyncio.Task[None]) -> _Over:
+def _why(*tasks: asyncio.Task[None]) -> _Over:
     """What ended the session; that the client has left goes before what came of it."""
-    reasons = [_reason(task) for task in (reading, speaking) if not task.cancelled()]
+    reasons = [_reason(task) for task in tasks if not task.cancelled()]
     return min(reasons, key=lambda over: over.code != _LEFT)
 
 

@@ -135,7 +135,7 @@ def _time_recovery(run: Run, target: Target, jobs: JobMaker, count: int) -> floa
 def refusals(arguments: argparse.Namespace, run: Run, target: Target, jobs: JobMaker) -> None:
     """More clients than the server takes: how soon the others are told so.
 
-    They begin within `pause_s`, not all in one moment, and come again as a client does that heeds `Retry-After`.
+    They begin within `pause_s`, not all in one moment, and come again half of it to all of it after a refusal.
     """
     for concurrency in arguments.concurrency:
         scenario = Closed(concurrency, seconds=arguments.seconds, pause_s=arguments.pause_s)

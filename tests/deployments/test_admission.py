@@ -68,7 +68,7 @@ async def test_while_engines_are_full_nothing_is_done_for_a_request(open_base):
         chain.ingress._models.default.chains.admission._clock = lambda: 100.0
         running = speak(chain, **known, stream=True, max_new_tokens=2000)
         await until(lambda: chain.talker_engine.stats().num_active == 1)
-        for clip in (known, other, known, other):
+        for clip in (known, known, known, other, known, other):
             assert (await speak(chain, **clip).finish()).status == 503
         assert len(chain.talker_engine.requests) == 1
         assert len(encoder.clips) == 1

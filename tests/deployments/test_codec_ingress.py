@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from qwen3tts_core.errors import EngineFault
+from qwen3tts_core.errors import EngineDown, EngineFault, StreamLost
 from tests.fakes import FakeStream, Script, until
 
 ENDLESS = Script(num_frames=20_000, seconds_per_item=0.01)
@@ -80,3 +80,40 @@ async def test_models_that_share_the_codec_are_told_apart(open_chain, make_check
             assert (call.status, call.headers["x-num-frames"]) == (200, "9")
             (request,) = chain.talker_engines[name].requests
             assert request.model == name
+
+
+async def test_without_its_own_engine_streams_are_cut_and_requests_refused_at_once(open_chain, monkeypatch):
+    """No other codec can be reached from here, and Serve replaces a replica only when its calls are over."""
+    for_ever = {"resume_timeout_s": 3600.0, "first_audio_timeout_s": 3600.0}
+    async with open_chain(talker=ENDLESS, **for_ever) as chain:
+
+        def dead(*_):
+            raise EngineDown("the Codec engine's process has ended")
+
+        call = speak(chain, stream=True, max_new_tokens=4000)
+        await call.wait_for_parts(2)
+        monkeypatch.setattr(chain.codec_engine, "check_health", dead)
+        monkeypatch.setattr(chain.codec_engine, "open", dead)
+        (request,) = chain.talker_engine.requests
+        chain.codec._outbox.put(request.request_id, EngineDown("the Codec engine's process has ended"))
+        chain.codec._outbox.flush()
+        async with asyncio.timeout(10):
+            await call.task
+            refused = await speak(chain).finish()
+        assert isinstance(call.error, StreamLost)
+        assert not call.is_complete
+        assert (refused.status, json.loads(refused.body)["error"]["code"]) == (503, "unavailable")
+        await until(lambda: chain.talker_engine.stats().num_active == 0)
+
+
+async def test_a_talker_that_died_is_still_another_matter(open_chain):
+    """The same error, with the codec's own engine alive: another Talker goes on."""
+    async with open_chain(talker=ENDLESS, resume_timeout_s=3600.0) as chain:
+        call = speak(chain, stream=True, max_new_tokens=4000)
+        await call.wait_for_parts(2)
+        (request,) = chain.talker_engine.requests
+        chain.codec._outbox.put(request.request_id, EngineDown("the talker is gone"))
+        chain.codec._outbox.flush()
+        await until(lambda: len(chain.talker_engine.requests) == 2)
+        assert chain.talker_engine.requests[1].resume is not None
+        await call.leave()

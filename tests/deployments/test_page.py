@@ -371,7 +371,6 @@ def test_a_full_server_is_no_fields_fault(page, site):
     page.wait_for_selector("#alert:not([hidden])")
     assert page.inner_text("#alert").endswith("; try again in 3 s")
     site.script.capacity = 1
-    page.wait_for_timeout(1_100)  # the server asks its engines again once a second
     speak_to_the_end(page)
     assert page.is_hidden("#alert")
 

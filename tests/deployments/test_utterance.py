@@ -216,9 +216,9 @@ async def refusals(chains, count):
 
 @pytest.mark.parametrize("refusal", FULL, ids=lambda refusal: type(refusal).__name__)
 async def test_engines_that_are_full_are_asked_once_a_second(refusal):
-    engines, clock = Engines(*[(0, refusal)] * 4), Clock()
+    engines, clock = Engines(*[(0, refusal)] * 6), Clock()
     chains = Chains(engines, admission=Admission(clock))
-    for num_asked in (1, 2, 3, 4):
+    for num_asked in (3, 4, 5, 6):
         assert await refusals(chains, 5) == 5
         assert len(engines.requests) == num_asked
         clock.now_s += 1.01
@@ -226,7 +226,7 @@ async def test_engines_that_are_full_are_asked_once_a_second(refusal):
 
 
 async def test_engines_that_refuse_nobody_for_two_seconds_are_open():
-    engines, clock = Engines((0, FULL[0])), Clock()
+    engines, clock = Engines(*[(0, FULL[0])] * 3), Clock()
     chains = Chains(engines, admission=Admission(clock))
     assert await refusals(chains, 5) == 5
     clock.now_s += 2.01
@@ -235,6 +235,26 @@ async def test_engines_that_refuse_nobody_for_two_seconds_are_open():
         await anext(stream)
     for stream in streams:
         await stream.aclose()
+
+
+async def test_a_replica_that_is_full_among_others_that_are_not_closes_nothing():
+    """Serve picks the best of two; now and then both are full."""
+    engines = Engines(*[end for _ in range(20) for end in ((0, FULL[0]), (0, FULL[0]), (None, None))])
+    chains = Chains(engines, admission=Admission(Clock()))
+    assert await refusals(chains, 60) == 40
+    assert len(engines.requests) == 60
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+async def test_a_stream_that_fails_makes_room_for_one_as_well(fault):
+    engines = Engines((1, fault), *[(0, FULL[0])] * 3, (None, None), (0, FULL[0]))
+    chains = Chains(engines, admission=Admission(Clock()))
+    failing = join_pieces(chains, requests(), SAMPLES)
+    await anext(failing)
+    assert await refusals(chains, 5) == 5
+    with pytest.raises(Exception):  # noqa: B017, PT011 - whatever it is
+        await anext(failing)
+    assert_whole(await listen(chains))
 
 
 @pytest.mark.parametrize("leaves", [False, True])

@@ -1,5 +1,6 @@
 """`/v1/audio/speech/stream` around fake engines: what is said, in which order, and what is left when it ends."""
 
+import asyncio
 import base64
 import io
 import json
@@ -482,9 +483,6 @@ async def test_a_full_server_refuses_the_first_sentence_at_once_and_later_ones_w
         assert (await socket.wait_for("session.done"))["error"]
         assert socket.told("audio.start") == []
         chain.talker_engine.script.capacity = 1
-        chain.ingress._models.default.chains.admission._clock = lambda: (
-            1e9
-        )  # seconds later: they are asked again
         say(socket)
         await socket.wait_for("audio.start")
         chain.talker_engine.script.capacity = 0  # as if another had taken the place
@@ -493,6 +491,61 @@ async def test_a_full_server_refuses_the_first_sentence_at_once_and_later_ones_w
             await socket.wait_for("audio.start", 2, timeout_s=0.3)
         chain.talker_engine.script.capacity = 1
         assert (await socket.wait_for("session.done", 2))["total_sentences"] == 2
+
+
+# ---------------------------------------------------------------- a client that doesn't read
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_a_client_says_is_heard_while_it_does_not_read(open_chain, leaves):
+    """Also when it has to be told of an error: what is sent waits for the client to read, and how far that has come
+    is heard from the client's side alone."""
+    reads = asyncio.Event()
+
+    async def wait(message):
+        if isinstance(message, bytes):
+            await reads.wait()
+
+    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.02)) as chain:
+        socket = await configured(chain, on_message=wait)
+        say(socket)
+        await until(lambda: any(isinstance(message, bytes) for message in socket.messages))
+        for _ in range(3):
+            socket.send("nonsense")
+        await asyncio.sleep(0.05)
+        if leaves:
+            await socket.leave()
+        else:
+            socket.send("input.cancel")
+            await until(lambda: chain.num_held == 0)
+            reads.set()
+            await until(lambda: len(socket.told("error")) == 3)
+            socket.send("session.close")
+            await socket.wait_until_over()
+            assert socket.close_code == 1000
+        await until(lambda: chain.num_held == 0)
+
+
+async def test_complaints_that_nobody_reads_end_the_session(open_chain):
+    async def never(message):
+        if isinstance(message, bytes):
+            await asyncio.Future()
+
+    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.02)) as chain:
+        socket = await configured(chain, on_message=never)
+        say(socket)
+        await until(lambda: any(isinstance(message, bytes) for message in socket.messages))
+        for _ in range(80):
+            socket.send("nonsense")
+        await until(lambda: chain.num_held == 0)
+
+
+async def test_a_complaint_comes_before_the_end(open_chain):
+    async with open_chain() as chain:
+        socket = await configured(chain)
+        socket.send("nonsense")
+        socket.send("session.close")
+        await socket.wait_until_over()
+        assert len(socket.told("error")) == 1
+        assert socket.close_code == 1000
 
 
 # ---------------------------------------------------------------- silence
