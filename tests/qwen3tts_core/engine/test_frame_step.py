@@ -94,7 +94,7 @@ def test_a_limit_below_the_least_number_of_frames_wins():
 
 
 def test_one_row_stops_while_its_neighbour_goes_on():
-    """known_faults row 5: beside a padding row. Each at its own step, told by its own outcome."""
+    """Each at its own step, told by its own outcome."""
     stage = Stage()
     short, long = stage.join(make_request("a", frames=2)), stage.join(make_request("b", frames=4))
     outcomes = [stage.step(short, long, padding=1)[0] for _ in range(5)]

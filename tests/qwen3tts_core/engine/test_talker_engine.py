@@ -86,7 +86,10 @@ def test_golden_codes_one_request_at_a_time(variant):
 @each_transfer
 @each_checkpoint
 def test_golden_codes_all_together_joining_and_leaving_a_padded_batch(variant, transfer):
-    """More prompts than slots, one bucket wider than both; the stopped one leaves in the middle."""
+    """known_faults row 5: each stops at the reference's step, also in a padded bucket.
+
+    More prompts than slots, one bucket wider than both; the stopped one leaves in the middle.
+    """
     talker, cases = open_checkpoint(variant), golden(variant)
     config = engine_config(num_slots=5, decode_buckets=(7,))
     requests = [make_request(name, plan=case.plan, frames=13) for name, case in cases.items()]
