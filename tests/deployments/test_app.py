@@ -82,6 +82,7 @@ def graph_of(args):
     ],
 )
 def test_a_wrong_key_or_value_stops_the_start_by_name(args, key):
+    """known_faults row 49: at once, with the key."""
     with pytest.raises(ValidationError) as caught:
         AppArgs.model_validate({"checkpoint": "checkpoints/tiny", **args})
     assert key in {".".join(map(str, error["loc"])) for error in caught.value.errors()}

@@ -76,6 +76,7 @@ async def test_twenty_requests_with_one_clip_are_one_encode(open_base, mode):
 
 
 async def test_alternating_modes_are_two_encodes_and_neither_is_served_for_the_other(open_base):
+    """known_faults row 14: the mode is in the key."""
     encoder = FakeReferenceEncoder()
     async with open_base(encoder) as chain:
         for mode in (IN_CONTEXT, X_VECTOR) * 10:
@@ -162,6 +163,7 @@ async def test_health_answers_while_clips_are_encoded(open_base):
     ],
 )
 async def test_a_refusal_names_the_field_and_starts_nothing(open_base, fields, param, words):
+    """known_faults rows 44 and 45: a clip without its text, files and private addresses are 400."""
     async with open_base() as chain:
         call = await speak(chain, **fields).finish()
         assert (call.status, error_of(call)["param"]) == (400, param)

@@ -126,12 +126,14 @@ def assert_near(call, expected):
 
 @pytest.mark.parametrize("mode", ["incremental", "deterministic"])
 async def test_the_golden_in_context_case_sounds_as_the_reference_s(stacks, golden, icl_case, mode):
+    """known_faults row 8: every chunk, not just the first."""
     expected = golden[f"wrapper/{CASE}_wav"]
     for _ in range(2):  # primed by decoding its frames, then from the state that was kept
         assert_near(await stacks(mode).speak(**icl_case), expected)
 
 
 async def test_window_mode_decodes_the_last_reference_frames_before_the_first(stacks, golden, icl_case):
+    """known_faults row 8: the reference's tail is the left context."""
     call = await stacks("window").speak(**icl_case)
     reference, frames = golden["enc/codes"], golden[f"case/{CASE}/greedy_codes"]
     left = MODES["window"][1].left_context_frames
@@ -157,6 +159,7 @@ def in_windows(reference, frames, left):
 
 @pytest.mark.parametrize("mode", ["incremental", "deterministic", "window"])
 async def test_two_clones_at_once_sound_as_each_alone(stacks, mode):
+    """known_faults row 10: no crosstalk."""
     stack = stacks(mode)
     alone = [samples(await stack.speak(**fields)) for fields in (ONE, OTHER)]
     assert len(alone[0]) != len(alone[1]) or np.abs(alone[0] - alone[1]).max() > 100
@@ -168,6 +171,7 @@ async def test_two_clones_at_once_sound_as_each_alone(stacks, mode):
 
 @pytest.mark.parametrize("mode", ["incremental", "window"])
 async def test_five_clones_on_two_slots_all_finish_as_themselves(stacks, mode):
+    """known_faults row 11: who waits keeps its reference."""
     stack = stacks(mode)
     bodies = [{**(ONE, OTHER)[i % 2], "seed": i, "x_vector_only_mode": i == 4} for i in range(5)]
     alone = [samples(await stack.speak(**body)) for body in bodies]

@@ -57,6 +57,7 @@ class Replicas:
 
 
 async def test_a_seed_is_the_same_bytes_in_either_home():
+    """known_faults row 18: asked for again, also in another process."""
     heard, counts = {}, {}
     for home in ("thread", "process"):
         replicas = Replicas(home)

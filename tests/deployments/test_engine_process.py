@@ -254,6 +254,7 @@ async def test_an_error_at_opening_is_the_constructor_s(error):
 
 
 async def test_an_engine_that_can_t_warm_up_isn_t_ready():
+    """known_faults rows 35 and 36: ready means captured."""
     with pytest.raises(MemoryError, match="80 GiB"):
         Process(engines.open_failing_start)
 

@@ -53,6 +53,7 @@ def error_of(call):
 
 # ---------------------------------------------------------------- good answers
 async def test_a_whole_wav_has_true_sizes_and_says_how_it_ended(open_chain):
+    """known_faults row 43: each frame's samples once."""
     async with open_chain(talker=Script(num_frames=9)) as chain:
         call = await speak(chain).finish()
     assert (call.status, call.headers["content-type"]) == (200, "audio/wav")
@@ -117,6 +118,7 @@ async def test_sse_ends_with_usage_and_the_finish_reason(open_chain):
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_max_new_tokens_is_the_number_of_frames_returned(open_chain, limit):
+    """known_faults row 43: as many frames as there are."""
     async with open_chain(talker=Script(num_frames=60)) as chain:
         call = await speak(chain, response_format="pcm", max_new_tokens=limit).finish()
     assert call.body == expected_pcm(limit)
@@ -132,6 +134,7 @@ async def test_an_absent_seed_is_drawn_and_reported(open_chain):
 
 
 async def test_first_bytes_leave_before_the_last_frame_is_made(open_chain):
+    """known_faults row 20: no pseudo-streaming."""
     async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.05)) as chain:
         call = await speak(chain, stream=True).finish()
     arrivals = [when for when, _ in call.parts]
@@ -325,6 +328,7 @@ async def test_a_lost_item_is_a_fault_not_a_gap(open_chain):
 # ---------------------------------------------------------------- leaving
 @pytest.mark.parametrize("mode", [{}, {"stream": True}, {"stream_format": "sse"}])
 async def test_a_client_that_leaves_frees_slot_and_row_a_hundred_times(open_chain, mode):
+    """known_faults row 29: nothing leaks, no orphan runs on."""
     async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.002)) as chain:
         await until(lambda: not chain.ingress._readiness.problems())
         tasks_before = asyncio.all_tasks()

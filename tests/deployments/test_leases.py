@@ -46,6 +46,7 @@ def leases(clock, ended):
 
 # ---------------------------------------------------------------- the engines' side
 async def test_a_stream_that_nobody_names_is_ended_after_its_lease_and_not_before(leases, clock, ended):
+    """known_faults row 30: what no cancellation reached is reaped."""
     with leases.stream("a"):
         clock.now += 60
         leases.reap()
@@ -166,6 +167,7 @@ async def test_streams_that_no_ingress_names_are_reaped_and_go_on_elsewhere(open
 
 
 async def test_a_client_that_leaves_is_told_to_the_engines(open_chain):
+    """known_faults row 29: slot and row are freed."""
     async with open_chain(talker=ENDLESS) as chain:
         told = []
         for deployment in (chain.talker, chain.codec):
@@ -179,7 +181,7 @@ async def test_a_client_that_leaves_is_told_to_the_engines(open_chain):
 
 
 async def test_clients_leave_and_every_cancellation_is_lost(open_chain, monkeypatch):
-    """Row 30: nothing is left a moment later, though Ray has told nobody."""
+    """known_faults row 30: nothing is left a moment later, though Ray has told nobody."""
     monkeypatch.setattr(FakeStream, "cancel", lambda self: None)
     async with open_chain(talker=Script(num_frames=190, seconds_per_item=0.02)) as chain:  # 13 s by itself
         calls = [speak(chain, stream=True) for _ in range(60)]

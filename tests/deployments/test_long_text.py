@@ -1,4 +1,4 @@
-"""Long texts through the API, over fake engines. Rows are those of the list of known faults."""
+"""Long texts through the API, over fake engines."""
 
 import asyncio
 import base64
@@ -67,7 +67,7 @@ async def test_a_long_text_is_one_response_of_its_pieces_whole_streamed_and_as_e
 
 
 async def test_every_piece_has_the_requests_seed_voice_and_instructions_and_a_number_of_its_own(open_chain):
-    """Row 34: one seed throughout, also where the request names none."""
+    """known_faults row 34: one seed throughout, also where the request names none."""
     models = {"large": str(ROOT / "tests" / "parity" / "golden" / "seed0" / "custom_voice_large")}
     async with open_chain(models=models) as chain:
         call = await speak(chain, seed=None, voice="vivian", instructions="Whisper.", top_k=7).finish()
@@ -108,7 +108,7 @@ async def test_the_log_says_how_many_pieces_there_were(open_chain, caplog):
 
 # ---------------------------------------------------------------- time
 async def test_the_next_sentence_is_begun_before_the_last_of_this_one_is_sent(open_chain):
-    """Row 33: no gap. And the first audio is as fast as a short text's: nothing of the others is in its way."""
+    """known_faults row 33: no gap. And the first audio is as fast as a short text's: nothing of the others is in its way."""
     async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.01)) as chain:
         decode, num_sent = chain.codec.decode, []
 
@@ -181,7 +181,7 @@ def test_a_piece_of_too_many_tokens_is_cut_again():
 
 
 async def test_a_runaway_in_every_piece_is_stopped_by_its_own_text_and_says_length(open_chain):
-    """Rows 3, 40 and 41: max(192, 12 x text tokens) frames for each piece; the finish tells."""
+    """known_faults rows 3, 40 and 41: max(192, 12 x text tokens) frames for each piece; the finish tells."""
     async with open_chain(talker=Script(num_frames=20_000)) as chain:
         whole = await speak(chain).finish()
         sse = await speak(chain, stream_format="sse").finish()

@@ -1,4 +1,4 @@
-"""Joining the pieces of a long text, over scripted streams. Rows are those of the list of known faults."""
+"""Joining the pieces of a long text, over scripted streams."""
 
 import asyncio
 import gc
@@ -111,7 +111,7 @@ async def test_a_single_piece_is_passed_on_as_it_is():
 
 @pytest.mark.parametrize("limited", [{0}, {1}, {2}, {0, 2}, set()])
 async def test_length_is_the_finish_if_any_piece_ran_into_its_limit(limited):
-    """Rows 3 and 41: a runaway isn't recorded as complete, and costs the rest of the text nothing."""
+    """known_faults rows 3 and 41: a runaway isn't recorded as complete, and costs the rest of the text nothing."""
     chunks = await joined(Source(finishes=dict.fromkeys(limited, "length")), 3)
     assert_one_stream(chunks, "length" if limited else "stop")
     assert sum(chunk.num_frames for chunk in chunks) == 3 * NUM_FRAMES
@@ -133,7 +133,7 @@ def test_max_frames_cuts_the_whole_and_nothing_else(max_frames):
 
 # ---------------------------------------------------------------- when it comes
 async def test_the_next_piece_is_started_before_the_last_chunk_of_this_one_is_passed_on():
-    """Row 33: no gap between sentences. And not before: pieces aren't batched with each other."""
+    """known_faults row 33: no gap between sentences. And not before: pieces aren't batched with each other."""
     source = Source(turns=3)
     async with aclosing(join_pieces(Chains(source), make_requests(4), SAMPLES)) as chunks:
         position = 0

@@ -192,6 +192,7 @@ def test_an_allowed_network_opens_that_network_alone():
     ],
 )  # fmt: skip
 async def test_no_spelling_of_a_private_host_is_reached(host):
+    """known_faults row 45: no private address."""
     site = Site(lambda path: ok())
     async with serving(site) as port:
         # The system's own resolver, which knows the odd spellings; none of these needs the network.
@@ -340,6 +341,7 @@ async def test_redirects_are_followed_under_their_own_name(certificate, status):
     ],
 )
 async def test_every_hop_is_checked_like_the_first(certificate, location, message):
+    """known_faults row 45: nor by a redirect."""
     inside = Site(lambda path: ok(b"secret"))
     async with serving(inside, certificate, PRIVATE) as inside_port:
         site = Site(lambda path: redirect(location.format(inside=inside_port)))
@@ -604,6 +606,7 @@ async def test_any_other_file_is_refused_without_a_hint(folders, url):
 
 
 async def test_without_listed_folders_no_file_is_read(folders):
+    """known_faults row 45: no file that isn't allowed."""
     with pytest.raises(InvalidReferenceAudio, match="names no file in a folder"):
         await fetcher().fetch(f"file://{folders}/listed/clip.wav")
 

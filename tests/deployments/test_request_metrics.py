@@ -114,6 +114,7 @@ def test_a_whole_body_has_no_player(open_record, memory, clock):
     ],
 )
 def test_an_abort_is_counted_with_its_reason_and_nothing_else_is(open_record, memory, error, outcome, reason):
+    """known_faults row 29: aborts are counted."""
     with suppress(type(error)), open_record():
         raise error
     assert requests(memory) == {("tiny", outcome, reason): 1}

@@ -23,6 +23,7 @@ from deployments.scaling_args import ScalingArgs
     ],
 )  # fmt: skip
 def test_a_wrong_key_or_value_stops_the_start_by_name(scaling, key):
+    """known_faults row 49: at once, with the key."""
     with pytest.raises(ValidationError) as caught:
         AppArgs.model_validate({"checkpoint": "x", "autoscaling": scaling})
     assert key in {".".join(map(str, error["loc"])) for error in caught.value.errors()}

@@ -50,6 +50,7 @@ async def speak_all(app, bodies, timeout_s=240):
 # ---------------------------------------------------------------- what comes out
 @pytest.mark.parametrize("num_frames", [1, 2, 5, 30])
 def test_every_response_has_exactly_its_frames(app, num_frames):
+    """known_faults row 43: on the real thing."""
     response = app.speak(seed=1, max_new_tokens=num_frames)
     assert response.headers["x-num-frames"] == str(num_frames)
     assert response.headers["x-finish-reason"] == "length"
@@ -62,6 +63,7 @@ def test_every_response_has_exactly_its_frames(app, num_frames):
 
 @pytest.mark.parametrize("name", ["app", "deterministic"])
 def test_whole_streamed_and_sse_are_the_same_bytes(name, request):
+    """known_faults row 18: one seed, one PCM."""
     app = request.getfixturevalue(name)
     body = {"seed": 5, "max_new_tokens": 60, "response_format": "pcm"}
     whole = app.speak(**body)
@@ -114,6 +116,7 @@ def test_row_23_encoded_audio_is_whole(app, tmp_path, audio_format, stream):
 # ---------------------------------------------------------------- when it comes
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
 def test_first_bytes_arrive_before_the_last_frame_is_made(app, stream_format):
+    """known_faults row 20: on the real thing."""
     arrivals = []
     began = time.perf_counter()
     body = {"input": "Hello there.", "stream": True, "stream_format": stream_format, **LONG}
@@ -126,6 +129,7 @@ def test_first_bytes_arrive_before_the_last_frame_is_made(app, stream_format):
 
 # ---------------------------------------------------------------- seeds
 async def test_a_seed_means_the_same_codes_alone_and_among_others(app):
+    """known_faults row 19: on the real thing."""
     body = {"seed": 42, "max_new_tokens": 40, "response_format": "pcm"}
     others = [{"seed": seed, "max_new_tokens": 20 + 5 * seed, "stream": True} for seed in range(7)]
     (alone,) = await speak_all(app, [body])

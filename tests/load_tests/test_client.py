@@ -1,6 +1,7 @@
 """The client against a server that does what servers do, and what they should not."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -9,6 +10,7 @@ from aiohttp import web
 from load_tests.adapters import BYTES_PER_FRAME, SpeechJob
 from load_tests.client import Leave, SpeechClient, Target, read_server_timing
 from load_tests.playback import seconds_of
+from tests.fakes import until
 
 JOB = SpeechJob(4, "Hello.", max_frames=3)
 FRAME = b"\x00\x20" * (BYTES_PER_FRAME // 2)
@@ -76,6 +78,25 @@ async def test_a_whole_answer_has_its_bytes_and_its_times_in_order():
     assert [num_bytes for _, num_bytes in record.arrivals][-1] == len(keep)
     assert record.arrivals == sorted(record.arrivals)
     assert record.server_s == {"prepared": 0.0015, "first_audio": 0.02}
+
+
+async def test_what_has_come_is_read_and_no_block_is_waited_for():
+    """known_faults row 48: the server goes on only when its last frame was read, so TTFA is that of the first."""
+    keep, written_at = bytearray(), []
+
+    async def trickle(request):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for number in range(3):
+            written_at.append(time.perf_counter())
+            await response.write(FRAME)
+            await until(lambda so_far=number + 1: len(keep) == so_far * BYTES_PER_FRAME, timeout_s=20)
+        return response
+
+    async with served(trickle) as client:
+        record = await client.speak(JOB, keep=keep)
+    assert (record.outcome, record.num_bytes) == ("ok", 3 * BYTES_PER_FRAME)
+    assert written_at[0] < record.sent_at + record.ttfa_s < written_at[1]
 
 
 async def test_a_stream_that_is_cut_is_a_failure():

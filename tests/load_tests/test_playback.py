@@ -60,6 +60,7 @@ def pcm(*samples):
 
 
 def test_what_is_below_50_dbfs_is_not_heard():
+    """known_faults row 37: leading silence isn't taken for audio."""
     start = AudibleStart()
     start.feed(0.1, pcm(103, -103))
     assert start.at_s is None
@@ -68,6 +69,7 @@ def test_what_is_below_50_dbfs_is_not_heard():
 
 
 def test_a_sound_behind_silence_is_heard_when_the_player_comes_to_it():
+    """known_faults row 37: the second clock, beside TTFA."""
     start = AudibleStart()
     start.feed(0.1, pcm(*[0] * 24_000, 9_000))
     assert start.at_s == pytest.approx(1.1)

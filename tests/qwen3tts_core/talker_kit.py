@@ -233,6 +233,19 @@ def small_talker(*, ops=None, num_positions=256, seed=0, device="cpu", dtype=tor
     return _build(source, config, ops=ops, num_positions=num_positions, device=device, dtype=dtype)
 
 
+def always_eos(talker):
+    """Its favourite code is the end, by far."""
+    plain = talker.first_logits
+
+    def first_logits(hidden):
+        logits = plain(hidden).clone()
+        logits[:, talker.config.talker.codec_eos_id] = 1e4
+        return logits
+
+    talker.first_logits = first_logits
+    return talker
+
+
 # ---------------------------------------------------------------- the engine
 class Inbox:
     """An Outbox that a test reads with `wait_for`."""

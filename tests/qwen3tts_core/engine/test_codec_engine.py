@@ -99,6 +99,7 @@ def assert_sounds_like(samples, expected):
 # ---------------------------------------------------------------- audio
 @pytest.mark.parametrize("mode", MODES)
 def test_chunks_of_every_ramp_point_share_batches_and_keep_their_own_samples(mode):
+    """known_faults row 6: each its own samples, frames x samples per frame."""
     engine = make_engine(mode=mode)
     outbox, streams = engine._outbox, {}
     for number, cuts in enumerate([[1, 3, 9, 9], [9, 9, 1], [3, 1, 1, 1], [30]]):
@@ -186,6 +187,7 @@ def test_deterministic_bytes_are_the_same_alone_and_among_seven(tiny, mode):
 # ---------------------------------------------------------------- references and replay
 @pytest.mark.parametrize("mode", MODES)
 def test_a_clone_goes_on_from_its_reference_whose_audio_is_never_heard(mode):
+    """known_faults row 8: the reference's state is carried on through every chunk."""
     engine, voice, codes = make_engine(mode=mode), random_codes(23, seed=5), random_codes(12, seed=6)
     expected = whole_pcm(DECODER, np.concatenate([voice, codes]))[23 * SPF :]
     for request_id in ("first", "again"):
@@ -217,6 +219,7 @@ def test_a_voice_is_primed_once_and_the_oldest_is_forgotten():
 
 
 def test_voices_with_different_keys_are_never_mixed_up():
+    """known_faults row 10: no other request's voice at the onset."""
     engine, codes = make_engine(), random_codes(4)
     engine.open("r1", reference("key 1", random_codes(9, seed=1)))
     run(engine)
@@ -617,6 +620,7 @@ def test_audio_reaches_an_event_loop_while_the_next_frames_are_still_to_come(run
 
 
 def test_many_threads_may_open_submit_and_close(running):
+    """known_faults row 38: calls from several threads, all of them right."""
     outbox = WaitingOutbox()
     engine = running(outbox=outbox, num_rows=6)
 

@@ -60,6 +60,7 @@ def make_rows(kind=IncrementalRows, capture=run_eagerly, **config):
     [(IncrementalRows, 3 * 4), (WindowRows, 5 * 4)],  # windows of 1, 4, 7, 9, 12 frames; rows 1, 2, 4, 5
 )
 def test_every_step_is_captured_before_the_first_decode(kind, num_steps):
+    """known_faults row 35: the codec's."""
     capture = CountingCapture()
     rows = make_rows(kind, capture)
     rows.warm_up()
@@ -73,6 +74,8 @@ def test_every_step_is_captured_before_the_first_decode(kind, num_steps):
 
 
 def test_a_failure_to_capture_names_the_step():
+    """known_faults row 36: the codec's."""
+
     def refuse(fn, name):
         raise RuntimeError(name)
 

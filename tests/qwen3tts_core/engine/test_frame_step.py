@@ -8,7 +8,7 @@ from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.ops.reference import ReferenceOps
 from qwen3tts_core.types import DrawParams, Sampling
 from tests.qwen3tts_core.request_kit import make_plan, make_request
-from tests.qwen3tts_core.talker_kit import backend_for, engine_config, small_talker
+from tests.qwen3tts_core.talker_kit import always_eos, backend_for, engine_config, small_talker
 
 EOS = small_talker().config.talker.codec_eos_id
 PAD = small_talker().config.tts_pad_id
@@ -68,19 +68,6 @@ class Stage:
         return self.scheduler.placed(request_id).pages
 
 
-def always_eos(talker):
-    """Its favourite code is the end, by far."""
-    plain = talker.first_logits
-
-    def first_logits(hidden):
-        logits = plain(hidden).clone()
-        logits[:, EOS] = 1e4
-        return logits
-
-    talker.first_logits = first_logits
-    return talker
-
-
 # ---------------------------------------------------------------- when a stream ends
 @pytest.mark.parametrize("limit", [1, 2, 3, 7])
 def test_n_frames_at_most_means_n_and_the_step_itself_stops_there(limit):
@@ -92,6 +79,7 @@ def test_n_frames_at_most_means_n_and_the_step_itself_stops_there(limit):
 
 @pytest.mark.parametrize("min_frames", [1, 2, 3])
 def test_the_end_is_forbidden_before_the_least_number_of_frames(min_frames):
+    """known_faults row 1: no end at frame 0."""
     stage = Stage(always_eos(small_talker()), min_frames=min_frames)
     slot = stage.join(make_request("a", frames=9))
     outcomes, codes = stage.run(slot, min_frames + 2)

@@ -371,6 +371,7 @@ def test_no_batch_is_larger_than_the_limit(machine, kind):
 
 
 def test_steps_that_don_t_fit_the_memory_are_left_out_and_said_so(machine, caplog):
+    """known_faults row 46: the codec's; the error names the knob."""
     decoder = mini(machine)
     seams = dataclasses.replace(machine.seams(), free_bytes=lambda: 10 * decoder.bytes_per_frame)
     config = CodecEngineConfig(num_rows=4, frame_buckets=(1, 4, 9), batch_buckets=(1, 2, 4))
@@ -404,6 +405,7 @@ def test_a_step_whose_capture_runs_out_of_memory_is_left_out_and_said_so(machine
 
 @pytest.mark.gpu
 def test_a_replica_keeps_to_its_memory():
+    """known_faults row 46: the cap itself."""
     backend = select_backend("cuda", memory_gib=2.0)
     try:
         assert backend.free_bytes() <= 2 * 2**30

@@ -36,6 +36,7 @@ def test_twenty_requests_with_one_clip_run_the_networks_once(encoder):
 
 
 def test_alternating_modes_run_them_twice_and_never_mix(encoder):
+    """known_faults row 14: the x-vector comes first here."""
     for _ in range(10):
         x_vector_only = encoder.encode(make_clip(0), in_context=False)
         in_context = encoder.encode(make_clip(0), in_context=True)

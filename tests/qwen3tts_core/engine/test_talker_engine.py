@@ -2,6 +2,7 @@ import functools
 import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.qwen3tts_core.talker_kit import (
     LateTransfer,
     RecordingOps,
     StepHook,
+    always_eos,
     backend_for,
     build_engine,
     checkpoint_talker,
@@ -84,7 +86,10 @@ def test_golden_codes_one_request_at_a_time(variant):
 @each_transfer
 @each_checkpoint
 def test_golden_codes_all_together_joining_and_leaving_a_padded_batch(variant, transfer):
-    """More prompts than slots, one bucket wider than both; the stopped one leaves in the middle."""
+    """known_faults row 5: each stops at the reference's step, also in a padded bucket.
+
+    More prompts than slots, one bucket wider than both; the stopped one leaves in the middle.
+    """
     talker, cases = open_checkpoint(variant), golden(variant)
     config = engine_config(num_slots=5, decode_buckets=(7,))
     requests = [make_request(name, plan=case.plan, frames=13) for name, case in cases.items()]
@@ -107,6 +112,12 @@ def test_the_end_is_where_the_reference_ends(variant):
         assert np.array_equal(spoken.codes, case.codes)
 
 
+def test_a_talker_that_wants_to_end_at_once_says_two_frames():
+    """known_faults row 1: by default, so that there is audio."""
+    spoken = speak(always_eos(small_talker()), [make_request("a", frames=9)])["a"]
+    assert (spoken.error, len(spoken.codes), spoken.finish) == (None, 2, "stop")
+
+
 # ---------------------------------------------------------------- alone and among others
 SEEDED = [
     make_request(f"seeded {i}", rows=3 + 5 * i, frames=30, trailing=i, sampling=Sampling(), seed=17 * i - 3)
@@ -116,6 +127,7 @@ SEEDED = [
 
 @each_transfer
 def test_a_seeded_request_draws_the_same_codes_alone_and_among_seven_others(transfer):
+    """known_faults row 19: the same draws in any company."""
     backend = backend_for(TALKER, transfer=transfer())
     for requests in (SEEDED, SEEDED[::-1]):
         for request_id, spoken in speak(TALKER, requests, backend=backend).items():
@@ -124,10 +136,26 @@ def test_a_seeded_request_draws_the_same_codes_alone_and_among_seven_others(tran
 
 
 def test_seeds_differ_and_repeat():
+    """known_faults row 18: the seed decides."""
     request = SEEDED[0]
     other = replace(request, seed=request.seed + 1)
     assert np.array_equal(speak(TALKER, [request])["seeded 0"].codes, alone(request).codes)
     assert not np.array_equal(alone(other).codes, alone(request).codes)
+
+
+def test_threads_that_ask_at_once_each_hear_their_own():
+    """known_faults row 38: one cache, and calls from eight threads."""
+    barrier = threading.Barrier(len(SEEDED))
+    with talking(TALKER) as (engine, inbox), ThreadPoolExecutor(len(SEEDED)) as pool:
+
+        def ask(request):
+            barrier.wait(10)
+            engine.submit(request)
+
+        list(pool.map(ask, SEEDED))
+        spoken = inbox.wait_for(*(request.request_id for request in SEEDED))
+    for request in SEEDED:
+        assert_same_speech(spoken[request.request_id], alone(request))
 
 
 @each_transfer
@@ -159,7 +187,10 @@ def test_whoever_joins_or_leaves_at_any_step_changes_nobody(transfer):
 
 
 def test_deterministic_mode_is_bitwise_the_same_in_any_company():
-    """All logits of all groups, not just the codes: alone, among others, in other slots, after others."""
+    """known_faults row 19: the mode in which logits don't drift either.
+
+    All logits of all groups, not just the codes: alone, among others, in other slots, after others.
+    """
     torch.manual_seed(0)
 
     def logits_of(seed, requests, *, earlier=()):
@@ -384,7 +415,10 @@ def test_cancelling_from_outside_at_any_time_leaks_nothing():
 @each_transfer
 @pytest.mark.parametrize("is_queued", [False, True])
 def test_an_id_taken_again_after_a_cancel_hears_only_its_own_frames(transfer, is_queued):
-    """At the very step of the cancel, with results of the old one on their way; queued or running."""
+    """known_faults row 10: ids used again.
+
+    At the very step of the cancel, with results of the old one on their way; queued or running.
+    """
     config, cut = engine_config(num_slots=1 if is_queued else 4), "cut"
     old, new = make_request("a", rows=7, frames=50), make_request("a", rows=12, frames=9)
 

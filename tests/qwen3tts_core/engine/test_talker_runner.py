@@ -131,6 +131,7 @@ def test_a_voice_that_does_not_fit_is_the_caller_s_error():
 
 # ---------------------------------------------------------------- decode
 def test_every_bucket_is_captured_once_and_named():
+    """known_faults row 35: at the start, none at a first request."""
     names = []
     desk = Desk(capture=lambda fn, name: names.append(name) or fn, num_slots=6, prefill_buckets=(8, 32))
     assert sorted(names) == [
@@ -145,6 +146,8 @@ def test_every_bucket_is_captured_once_and_named():
 
 
 def test_a_step_that_cannot_be_captured_stops_the_start():
+    """known_faults row 36: never the slow path in silence."""
+
     def refuse(fn, name):
         raise RuntimeError(f"cannot capture {name}")
 
@@ -182,6 +185,7 @@ def test_the_smallest_bucket_runs_and_padding_is_counted():
 
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_a_launch_is_a_replay_if_something_was_captured_else_an_eager_step(is_captured):
+    """known_faults row 36: eager steps are counted."""
     desk = Desk(capture=(lambda step, name: lambda: step()) if is_captured else run_eagerly)
     placed = desk.join(make_request("a", frames=9))
     num_launches = desk.cache_prompts() + 2
@@ -227,6 +231,7 @@ class NearlyFull(Backend):
 
 
 def test_a_cache_that_does_not_fit_is_told_with_its_knobs():
+    """known_faults row 46: the Talker's."""
     plain = backend_for(TALKER)
     backend = NearlyFull(plain.device, plain.ops, plain.capture, plain.transfer)
     with pytest.raises(

@@ -19,7 +19,7 @@ base = CheckpointConfig.from_checkpoint(SEED0 / "base")
     [(1, 192), (16, 192), (17, 204), (100, 1200), (682, 8184), (683, 8192), (5000, 8192)],
 )
 def test_the_default_grows_with_the_text_between_floor_and_the_checkpoints_own(tokens, frames):
-    """Known faults, rows 3 and 40: a runaway ends, and a floor and a generous factor leave room for slow speech."""
+    """known_faults rows 3 and 40: a runaway ends, and a floor and a generous factor leave room for slow speech."""
     assert config.max_new_tokens == 8192
     assert default_frame_limit(config, tokens) == frames
 
