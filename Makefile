@@ -54,7 +54,7 @@ check: install  ## Formatting, lint, types and import direction; rewrites nothin
 	$(BIN)/lint-imports
 
 test: check browser  ## Everything a machine without a GPU can show: check + unit + parity + end-to-end
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not gpu' $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not gpu' $(TESTS)
 
 test-fast: install browser  ## Only tests that import no torch
 	$(BIN)/python -m pytest --no-torch $(TESTS)

@@ -41,6 +41,18 @@ def pytest_configure(config):
         raise pytest.UsageError("no CUDA device, and --require-gpu was given")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """For --dist loadscope: one worker has all tests of the real app, which share one Ray; the others go anywhere."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneWorkerForTheApp(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "the real app" if nodeid.startswith("tests/e2e/") else nodeid
+
+    return OneWorkerForTheApp(config, log) if config.getvalue("dist") == "loadscope" else None
+
+
 class FailuresAtOnce:
     """GPU runs are cut short now and then: what failed by then is on the screen, not in a summary to come."""
 

@@ -31,9 +31,8 @@ START_TIMEOUT_S = 240
 
 
 def pytest_itemcollected(item):
-    """Of this folder's tests. Later would be too late for pytest-xdist, which reads groups first of all."""
+    """Of this folder's tests."""
     item.add_marker(pytest.mark.e2e)
-    item.add_marker(pytest.mark.xdist_group("e2e"))  # one Ray, whatever runs beside
 
 
 def free_port():
