@@ -45,38 +45,28 @@ class CodecIngress(Codec):
         super().__init__(
             dataclasses.replace(codec_settings, lease_s=0.0), talkers, talker_transport, open_engine
         )
-        own = InProcessHandle(_OwnCodec(self))
-        self._ingress = Ingress(ingress_settings, {**handles, own_name: own}, "value")
+        self._ingress = Ingress(ingress_settings, {**handles, own_name: InProcessHandle(self)}, "value")
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._ingress.build_http_app()
 
-    def check_health(self) -> None:
-        """Called by Serve: raises EngineFault when either half can't go on."""
-        super().check_health()
-        self._ingress.check_health()
-
-
-class _OwnCodec:
-    """The codec as its own ingress calls it. If its engine is dead no other can be reached from here: a stream
-    that went on trying would hang, and keep this replica from being replaced."""
-
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-
     async def decode(self, request: SpeechRequest) -> AsyncGenerator[bytes, None]:
-        """Raises as `Codec.decode` does, and StreamLost in place of an EngineDown that is the codec's own."""
-        items = cast("AsyncGenerator[bytes, None]", self._codec.decode(request))
+        """Called by the ingress in here. Raises as `Codec.decode` does, but StreamLost for an EngineDown that is its own:
+        no other codec can be reached from here, and a stream that went on trying would hang, and keep this replica from
+        being replaced."""
+        items = cast("AsyncGenerator[bytes, None]", super().decode(request))
         async with aclosing(items):
             try:
                 async for item in items:
                     yield item
             except EngineDown as error:
                 try:
-                    self._codec.check_health()
+                    self.check_health()
                 except EngineFault:
                     raise StreamLost(str(error), 0.0) from error
                 raise
 
-    def __getattr__(self, method: str) -> Any:
-        return getattr(self._codec, method)
+    def check_health(self) -> None:
+        """Called by Serve: raises EngineFault when either half can't go on."""
+        super().check_health()
+        self._ingress.check_health()

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import asynccontextmanager
 
 import pytest
 import uvicorn
@@ -92,6 +93,30 @@ def speaker(num_parts, size, log):
     return app
 
 
+@asynccontextmanager
+async def stalled_client(app, log, greeting, **options):
+    """A client of the server that Serve's proxy is, which has sent its greeting and read the first of the answer; once the
+    app has heard that it takes nothing, and the server has nothing left of it. greeting: made of the port."""
+    config = uvicorn.Config(
+        app, port=0, host="127.0.0.1", lifespan="off", log_level="critical", loop="asyncio", **options
+    )
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None
+    serving = asyncio.create_task(server.serve())
+    await until(lambda: server.started, 10)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, greeting(port))
+        await loop.sock_recv(client, 100)
+        await until(lambda: any(isinstance(entry, BaseException) for entry in log), 20)
+        await until(lambda: not server.server_state.connections, 5)
+        yield client
+    server.should_exit = True
+    await serving
+
+
 async def read_to_the_end(client):
     while await asyncio.get_running_loop().sock_recv(client, 1 << 20):
         pass
@@ -179,25 +204,10 @@ async def test_a_reader_behind_the_proxy_that_takes_nothing_loses_its_connection
     """On the server that Serve's proxy is: no sooner has it stalled than nothing of it is left, not even in the kernel."""
     log = []
     app = ReaderCredits(Queues(ReaderPace(speaker(100, 1 << 20, log), timeout_s=0.3)))
-    config = uvicorn.Config(
-        app, port=0, host="127.0.0.1", lifespan="off", log_level="critical", loop="asyncio"
-    )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started, 10)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
-        await loop.sock_recv(client, 100)
-        await until(lambda: log and isinstance(log[-1], BaseException), 20)
-        await until(lambda: not server.server_state.connections, 5)
+    async with stalled_client(app, log, lambda _: b"GET / HTTP/1.1\r\nHost: here\r\n\r\n") as client:
+        assert isinstance(log[-1], BaseException)
         with pytest.raises(ConnectionResetError):
             await read_to_the_end(client)
-    server.should_exit = True
-    await serving
 
 
 async def test_what_the_two_ends_tell_each_other_reaches_neither_client_nor_app():
@@ -300,24 +310,13 @@ async def test_a_websocket_client_that_takes_nothing_loses_its_connection():
     """Also when uvicorn has given it up already, which on its own would keep all that it was sent."""
     log = []
     app = ReaderCredits(Queues(ReaderPace(talker(100, 1 << 20, log), timeout_s=0.5)))
-    config = uvicorn.Config(
-        app, port=0, host="127.0.0.1", lifespan="off", log_level="critical", loop="asyncio",
-        ws_ping_interval=0.1, ws_ping_timeout=0.1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None
-    serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started, 10)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.setblocking(False)
-        loop, protocol = asyncio.get_running_loop(), ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/"))
+
+    def handshake(port):
+        protocol = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/"))
         protocol.send_request(protocol.connect())
-        await loop.sock_sendall(client, b"".join(protocol.data_to_send()))
-        await loop.sock_recv(client, 100)
-        await until(lambda: any(isinstance(entry, BaseException) for entry in log), 20)
-        await until(lambda: not server.server_state.connections, 5)
+        return b"".join(protocol.data_to_send())
+
+    keepalive = {"ws_ping_interval": 0.1, "ws_ping_timeout": 0.1}
+    async with stalled_client(app, log, handshake, **keepalive) as client:
         with pytest.raises(ConnectionResetError):
             await read_to_the_end(client)
-    server.should_exit = True
-    await serving

@@ -494,20 +494,26 @@ async def test_a_full_server_refuses_the_first_sentence_at_once_and_later_ones_w
 
 
 # ---------------------------------------------------------------- a client that doesn't read
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_what_a_client_says_is_heard_while_it_does_not_read(open_chain, leaves):
-    """Also when it has to be told of an error: what is sent waits for the client to read, and how far that has come
-    is heard from the client's side alone."""
-    reads = asyncio.Event()
+async def spoken_to(chain, reads):
+    """A socket that audio is being sent to, whose client takes none before `reads` is set."""
 
     async def wait(message):
         if isinstance(message, bytes):
             await reads.wait()
 
+    socket = await configured(chain, on_message=wait)
+    say(socket)
+    await until(lambda: any(isinstance(message, bytes) for message in socket.messages))
+    return socket
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_a_client_says_is_heard_while_it_does_not_read(open_chain, leaves):
+    """Also when it has to be told of an error: what is sent waits for the client to read, and how far that has come
+    is heard from the client's side alone."""
+    reads = asyncio.Event()
     async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.02)) as chain:
-        socket = await configured(chain, on_message=wait)
-        say(socket)
-        await until(lambda: any(isinstance(message, bytes) for message in socket.messages))
+        socket = await spoken_to(chain, reads)
         for _ in range(3):
             socket.send("nonsense")
         await asyncio.sleep(0.05)
@@ -525,17 +531,13 @@ async def test_what_a_client_says_is_heard_while_it_does_not_read(open_chain, le
 
 
 async def test_complaints_that_nobody_reads_end_the_session(open_chain):
-    async def never(message):
-        if isinstance(message, bytes):
-            await asyncio.Future()
-
     async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.02)) as chain:
-        socket = await configured(chain, on_message=never)
-        say(socket)
-        await until(lambda: any(isinstance(message, bytes) for message in socket.messages))
+        socket = await spoken_to(chain, reads=asyncio.Event())
         for _ in range(80):
             socket.send("nonsense")
         await until(lambda: chain.num_held == 0)
+        await socket.wait_until_over()
+        assert socket.close_code == 1008
 
 
 async def test_a_complaint_comes_before_the_end(open_chain):
