@@ -541,12 +541,20 @@ async def test_complaints_that_nobody_reads_end_the_session(open_chain):
 
 
 async def test_a_complaint_comes_before_the_end(open_chain):
+    arrived = []
+
+    async def arrive(message):
+        if message["type"] == "error":
+            await asyncio.sleep(0.1)
+            arrived.append(message)
+
     async with open_chain() as chain:
-        socket = await configured(chain)
+        socket = await configured(chain, on_message=arrive)
         socket.send("nonsense")
         socket.send("session.close")
         await socket.wait_until_over()
-        assert len(socket.told("error")) == 1
+        assert arrived == socket.told("error")
+        assert len(arrived) == 1
         assert socket.close_code == 1000
 
 
