@@ -18,7 +18,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, pairwise
@@ -74,32 +75,35 @@ class Moment:
 
 @dataclass(slots=True)
 class Drill:
-    """What has happened so far."""
+    """What has happened so far. done_of: requests heard to their end, by the phase that sent them."""
 
     phase: str = "start"
     in_flight: int = 0
     done: int = 0
     refused: int = 0
+    done_of: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     timeline: list[Moment] = field(default_factory=list)
     first_s: dict[str, float] = field(default_factory=dict)
 
     async def speak(self, client: httpx.AsyncClient, seed: int, num_frames: int = SHORT) -> Heard:
         """One request, heard to its end; the tiny checkpoint babbles until it is stopped, so every sample counts."""
+        phase = self.phase
         self.in_flight += 1
         try:
             heard = await listen(client, body(seed, num_frames))
         finally:
             self.in_flight -= 1
-        self.first_s.setdefault(self.phase, heard.first_s)
+        self.first_s.setdefault(phase, heard.first_s)
         if heard.is_refused:
             self.refused += 1
             return heard
         expected = num_frames * BYTES_PER_FRAME
         if heard.status != 200 or not heard.is_whole or len(heard.pcm) != expected:
-            self.problems.append(f"{self.phase}, seed {seed}: {heard}, expected {expected:,}")
+            self.problems.append(f"{phase}, seed {seed}: {heard}, expected {expected:,}")
             say(f"FAILED: {self.problems[-1]}")
         self.done += 1
+        self.done_of[phase] += 1
         return heard
 
     def look(self, began: float, cluster: FakeCluster) -> Moment:
@@ -128,10 +132,11 @@ async def drill(
     it = Drill()
     async with (
         httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=500)) as client,
-        _watching(it, cluster),
+        _watching(it, cluster) as look,
     ):
         await _until(it, "it is asleep at first", lambda now: not any(now.replicas) and not now.nodes)
         it.phase = "wake"
+        await look()
         await it.speak(client, seed=1)
         for level in levels:
             it.phase = f"load {level}"
@@ -165,21 +170,24 @@ def _has_talkers(count: int) -> Callable[[Moment], bool]:
 
 
 @asynccontextmanager
-async def _watching(it: Drill, cluster: FakeCluster) -> AsyncIterator[None]:
+async def _watching(it: Drill, cluster: FakeCluster) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A moment each second, and one more whenever what this yields is called."""
     began = time.monotonic()
+
+    async def look() -> None:
+        say(_line(await asyncio.to_thread(it.look, began, cluster)))
 
     async def watch() -> None:
         while True:
-            moment = await asyncio.to_thread(it.look, began, cluster)
-            say(_line(moment))
+            await look()
             await asyncio.sleep(1.0)
 
     watching = asyncio.create_task(watch())
     try:
-        yield
+        yield look
     finally:
         watching.cancel()
-        await asyncio.to_thread(it.look, began, cluster)
+        await look()
 
 
 @asynccontextmanager
@@ -312,7 +320,7 @@ def main() -> int:
     rows = phases_of(it.timeline)
     print(table(rows))
     result = {
-        "requests": it.done, "failed": len(it.problems), "refused": it.refused,
+        "requests": it.done, "failed": len(it.problems), "refused": it.refused, "done_of": it.done_of,
         "most": dict(zip(DEPLOYMENTS, map(max, zip(*(m.replicas for m in it.timeline), strict=True)), strict=True)),
         "most_nodes": max(moment.nodes for moment in it.timeline),
         "cold_start_s": round(it.first_s["wake"], 1), "seconds": round(time.monotonic() - began),
