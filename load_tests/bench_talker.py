@@ -5,7 +5,8 @@
 
 Question: how near is a captured frame to reading the weights once, and does the host keep out of the
 way? Per batch size: the captured step replayed back to back (events on the device), the whole engine
-loop on its thread (wall and CPU time a step), and, in the same run, the same model in plain PyTorch
+loop on its thread (wall and CPU time a step), the same while requests come and go, alone and beside a thread
+that wants the interpreter as a server's event loop does, and, in the same run, the same model in plain PyTorch
 modules inside a graph. The memory floor is the bytes a frame must read over the copy bandwidth measured
 here. With --weight-dtype also what it does to the logits: frames forced on the model, in that dtype and in
 bfloat16, beside float32; and no plain modules, which read no float8. Random weights do: the EOS row never wins, so the frame limit sets the lengths.
@@ -16,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
+import queue
+import random
 import statistics
 import sys
 import threading
@@ -29,6 +33,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deployments.threads import let_the_engine_in
 from load_tests.logit_error import errors, forced_logits
 from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig
 from qwen3tts_core.engine.scheduler import Scheduler
@@ -42,6 +47,7 @@ from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
 from qwen3tts_core.types import FrameBatch, PrefillPlan, Sampling, SpeechRequest
 
 PROMPT_ROWS = 41  # 40 of them prefilled; the last is the first step's input
+CHURNS = {"coming and going": 0.0, "beside a thread that is busy 80 %": 0.8}
 PLAIN_POSITIONS = 256  # plain attention reads every page of the table: keep it small, to be fair
 
 
@@ -107,7 +113,7 @@ def replay_ms(runner: TalkerRunner, batch: int, steps: int) -> float:
     assert len(placed) == batch
     last = runner.launch(placed)
     last.wait()
-    bucket = next(b for b in runner._buckets if b.size >= batch)
+    bucket = next(b for b in runner._decode_steps if b.size >= batch)
     return time_on_device(bucket.launch, steps)
 
 
@@ -135,17 +141,17 @@ class HostParts:
 
     def __init__(self, runner: TalkerRunner) -> None:
         self._runner, self._backend = runner, runner.backend
-        self._launches = [bucket.launch for bucket in runner._buckets]
+        self._launches = [bucket.launch for bucket in runner._decode_steps]
         self.seconds = {"launch": 0.0, "start copy": 0.0, "wait": 0.0}
 
     def __enter__(self) -> dict[str, float]:
-        for bucket in self._runner._buckets:
+        for bucket in self._runner._decode_steps:
             bucket.launch = self._timed("launch", bucket.launch)
         self._runner.backend = replace(self._backend, transfer=self)
         return self.seconds
 
     def __exit__(self, *_: object) -> None:
-        for bucket, launch in zip(self._runner._buckets, self._launches, strict=True):
+        for bucket, launch in zip(self._runner._decode_steps, self._launches, strict=True):
             bucket.launch = launch
         self._runner.backend = self._backend
 
@@ -188,6 +194,83 @@ def engine_turns(runner: TalkerRunner, batch: int, frames: int) -> list[tuple[fl
         raise SystemExit(f"batch {batch}: not finished after 120 s")
     engine.stop()
     return sink.turns
+
+
+class Followed:
+    """An outbox in which each request that ends is followed by a new one, from a thread of its own, as a server's."""
+
+    def __init__(self, batch: int, seed: int) -> None:
+        self._rng, self._numbers = random.Random(seed), itertools.count()
+        self._ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_over = False
+        self.turns: list[tuple[float, float]] = []
+        for _ in range(batch):
+            self._ended.put(True)
+        self._batch = batch
+
+    def put(self, request_id: str, item: FrameBatch | Exception) -> None:
+        if isinstance(item, Exception):
+            if not self._is_over:
+                raise item
+        elif item.finish is not None:
+            self._ended.put(True)
+
+    def flush(self) -> None:
+        self.turns.append((time.perf_counter(), time.thread_time()))
+
+    def keep_full(self, engine: TalkerEngine) -> None:
+        """Until `end`. The first ones are cut short, so that they don't end together."""
+        while self._ended.get():
+            number, frames = next(self._numbers), self._rng.randint(60, 112)
+            if number < self._batch:
+                frames = self._rng.randint(1, frames)
+            engine.submit(make_request(f"f{number}", frames, number))
+
+    def end(self) -> None:
+        self._is_over = True
+        self._ended.put(False)
+
+
+def churn(runner: TalkerRunner, batch: int, seconds: float, busy: float) -> dict[str, float]:
+    """The engine with `batch` streams at any time, requests of 60 to 112 frames coming and going.
+
+    busy: the share of its time for which another thread of the process wants the interpreter, as an event loop does.
+    """
+    sink = Followed(batch, seed=batch)
+    engine = TalkerEngine(runner, ChunkRamp(), sink)
+    is_over = threading.Event()
+    threads = [
+        threading.Thread(target=sink.keep_full, args=(engine,)),
+        threading.Thread(target=burn, args=(busy, is_over)),
+    ]
+    engine.start()
+    for thread in threads:
+        thread.start()
+    time.sleep(1.0)
+    before, first = engine.stats(), len(sink.turns)
+    time.sleep(seconds)
+    after, last = engine.stats(), len(sink.turns) - 1
+    sink.end()
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    engine.stop()
+    (wall_0, cpu_0), (wall_1, cpu_1) = sink.turns[first], sink.turns[last]
+    frames_per_s = (after.frames - before.frames) / (wall_1 - wall_0)
+    return {
+        "audio_per_s": frames_per_s / 12.5,
+        "ms_per_step": (wall_1 - wall_0) / (after.steps - before.steps) * 1e3,
+        "host_cpu_ms": (cpu_1 - cpu_0) / (last - first) * 1e3,
+        "rows_per_step": (after.rows - before.rows) / (after.steps - before.steps),
+    }
+
+
+def burn(share: float, is_over: threading.Event, period_s: float = 0.002) -> None:
+    while share and not is_over.is_set():
+        end = time.thread_time() + share * period_s
+        while time.thread_time() < end:
+            pass
+        time.sleep((1 - share) * period_s)
 
 
 def prefill_ms(runner: TalkerRunner) -> float:
@@ -241,6 +324,9 @@ def main() -> None:
     parser.add_argument("--weight-dtype", default="auto", choices=["auto", "float8_e4m3"])
     parser.add_argument("--prefill-attention", default="own", choices=["own", "flashinfer"])
     parser.add_argument("--decode-attention", default="own", choices=["own", "flashinfer"])
+    parser.add_argument(
+        "--churn-s", type=float, default=3.0, help="seconds for each figure of coming and going"
+    )
     parser.add_argument("--no-plain", action="store_true", help="skip the plain-modules baseline")
     args = parser.parse_args()
     batches = [int(b) for b in args.batches.split(",")]
@@ -289,6 +375,10 @@ def main() -> None:
             }
         )
     prefill = prefill_ms(runner)
+    let_the_engine_in()
+    for row in rows:
+        for name, busy in CHURNS.items():
+            row[name] = churn(runner, row["batch"], args.churn_s, busy)
     del runner
     torch.cuda.empty_cache()
     if not args.no_plain and args.weight_dtype == "auto":
@@ -303,6 +393,11 @@ def main() -> None:
             f" ({', '.join(f'{part} {ms:.3f}' for part, ms in row['host_parts_ms'].items())})"
             f"  plain {plain_ms:6.2f} ms = {plain_ms / row['ms_per_frame']:4.2f} x"
         )
+        for name in CHURNS:
+            print(
+                f"            {name}: {row[name]['audio_per_s']:6.0f} audio-s/s, {row[name]['rows_per_step']:5.1f} rows in"
+                f" {row[name]['ms_per_step']:6.3f} ms a step, host {row[name]['host_cpu_ms']:5.3f} ms"
+            )
     print(f"prefill of {PROMPT_ROWS - 1} rows: {prefill:.2f} ms")
     result = {
         "bench": "talker", "device": torch.cuda.get_device_name(), "torch": torch.__version__,

@@ -11,34 +11,19 @@ import torch
 from torch import Tensor
 
 from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.engine.slot_row import FLOATS, INTS, row_widths
 from qwen3tts_core.ops.interface import DrawRows, NoiseKey
-from qwen3tts_core.types import DrawParams, SpeechRequest
 
-# Columns of `SlotState.ints` and `.floats`: packed, so that admission is one copy each.
-_INTS = (
-    "position",
-    "frame",
-    "frame_limit",
-    "active",
-    "seed",
-    "piece",
-    "num_trailing",
-    "num_replayed",
-    "sample",
-    "top_k",
-    "sub_sample",
-    "sub_top_k",
-)
-_FLOATS = ("penalty", "temperature", "tail_mass", "sub_temperature", "sub_tail_mass")
-INT = {name: column for column, name in enumerate(_INTS)}
-FLOAT = {name: column for column, name in enumerate(_FLOATS)}
+# Columns of `SlotState.ints` and `.floats`.
+INT = {name: column for column, name in enumerate(INTS)}
+FLOAT = {name: column for column, name in enumerate(FLOATS)}
 
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
     """S = num_slots + 1 rows; the last is the padding row, never active.
 
-    ints: [S, len(_INTS)] int64; floats: [S, len(_FLOATS)] float32. input_rows: [S, D], what the
+    ints: [S, len(INTS)] int64; floats: [S, len(FLOATS)] float32. input_rows: [S, D], what the
     next decode step feeds. seen: [S, V] bool, group-0 codes drawn so far. trailing_ids: [S,
     max_positions] int32. page_table: [S, P] int64. replayed: [S, max_positions, G] int16, frames that a
     stream steps through before it draws its own; deterministic mode alone has any, else [S, 0, G].
@@ -65,9 +50,9 @@ class SlotState:
         dtype: torch.dtype,
     ) -> SlotState:
         rows = config.num_slots + 1
-        floats = torch.ones(rows, len(_FLOATS), device=device)
+        floats = torch.ones(rows, len(FLOATS), device=device)
         return cls(
-            ints=torch.zeros(rows, len(_INTS), dtype=torch.int64, device=device),
+            ints=torch.zeros(rows, len(INTS), dtype=torch.int64, device=device),
             floats=floats,
             input_rows=torch.zeros(rows, width, device=device, dtype=dtype),
             seen=torch.zeros(rows, vocab_size, dtype=torch.bool, device=device),
@@ -93,54 +78,27 @@ class SlotState:
         """Whether a resumed stream's frames are fed to the decode step, or prefilled."""
         return self.replayed.shape[1] > 0
 
-    def admit(
-        self,
-        slot: int,
-        request: SpeechRequest,
-        pages: list[int],
-        last_row: Tensor,
-        old_codes: Tensor | None = None,
-    ) -> None:
-        """Write one request's row. last_row: the first step's input, of the prompt or after a prefilled frame.
+    # ------------------------------------------------------------ what an admission writes
+    def put(self, row: Tensor, first_input: Tensor) -> None:
+        """Write the slot's row that `row` names, whole. Tensors alone, so that a graph can hold it.
 
-        old_codes: [F, G] int64, the frames to go on after; the state is that of a stream that drew them.
+        row: as `slot_row.RowPacker` makes it. first_input: [D], what the slot's first decode step feeds.
         """
-        plan, sampling = request.plan, request.sampling
-        num_old = 0 if old_codes is None else len(old_codes)
-        num_replayed = num_old if self.steps_through_old_frames else 0
-        num_prefilled = num_old - num_replayed
-        ints = {
-            "position": plan.num_rows - 1 + num_prefilled,
-            "frame": num_prefilled,
-            "frame_limit": request.max_frames,
-            "active": 1,
-            "seed": _signed64(request.seed),
-            "piece": request.piece,
-            "num_trailing": len(plan.trailing_ids),
-            "num_replayed": num_replayed,
-            "sample": sampling.talker.do_sample,
-            "top_k": sampling.talker.top_k,
-            "sub_sample": sampling.subtalker.do_sample,
-            "sub_top_k": sampling.subtalker.top_k,
-        }
-        floats = {
-            "penalty": sampling.repetition_penalty,
-            "temperature": _temperature(sampling.talker),
-            "tail_mass": 1.0 - sampling.talker.top_p,
-            "sub_temperature": _temperature(sampling.subtalker),
-            "sub_tail_mass": 1.0 - sampling.subtalker.top_p,
-        }
-        self.ints[slot] = torch.tensor([int(ints[name]) for name in _INTS])
-        self.floats[slot] = torch.tensor([floats[name] for name in _FLOATS])
-        self.input_rows[slot] = last_row
-        self.seen[slot] = False
-        if old_codes is not None:
-            self.replayed[slot, :num_replayed] = old_codes[:num_replayed].short()
-            self.seen[slot, old_codes[:num_prefilled, 0]] = True
-        if plan.trailing_ids:
-            trailing = torch.tensor(plan.trailing_ids, dtype=torch.int32)
-            self.trailing_ids[slot, : len(trailing)] = trailing
-        self.page_table[slot, : len(pages)] = torch.tensor(pages)
+        widths = row_widths(self.page_table.shape[1], self.trailing_ids.shape[1])
+        slot, ints, floats, pages, trailing = torch.split_with_sizes(row, widths)
+        self.ints[slot] = ints
+        self.floats[slot] = floats.view(torch.float64).float()
+        self.seen.index_fill_(0, slot, False)
+        self.page_table[slot] = pages
+        self.trailing_ids[slot] = trailing.int()
+        self.input_rows[slot] = first_input
+
+    def recall(self, slot: int, old_codes: Tensor) -> None:
+        """Give a slot the frames to go on after, as if it had drawn them: for a row put just before. [F, G] int64."""
+        if self.steps_through_old_frames:
+            self.replayed[slot, : len(old_codes)] = old_codes.short()
+        else:
+            self.seen[slot, old_codes[:, 0]] = True
 
     # ------------------------------------------------------------ what a step reads and writes
     def read(self, rows: Tensor) -> SlotRows:
@@ -179,14 +137,3 @@ class SlotRows:
             top_k=self.column(f"{prefix}top_k"),
             tail_mass=self.floats[FLOAT[f"{prefix}tail_mass"]],
         )
-
-
-def _temperature(draw: DrawParams) -> float:
-    """A greedy row is the arg max of its untouched scores."""
-    return draw.temperature if draw.do_sample else 1.0
-
-
-def _signed64(seed: int) -> int:
-    """The lower 64 bits of any int, as int64 holds them."""
-    low = seed & 0xFFFFFFFFFFFFFFFF
-    return low - (1 << 64) if low >> 63 else low

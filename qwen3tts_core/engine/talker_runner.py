@@ -16,14 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3tts_core.config import TalkerEngineConfig
-from qwen3tts_core.engine.frame_step import decode_frame
+from qwen3tts_core.engine.captured_steps import AdmissionStep, DecodeStep, PrefillStep
 from qwen3tts_core.engine.scheduler import Placed, PrefillPiece
+from qwen3tts_core.engine.slot_row import RowPacker
 from qwen3tts_core.engine.slots import SlotState
 from qwen3tts_core.errors import EngineFault, InvalidCodes
 from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.attention_plan import AttentionPlanner, PlannedSequence
-from qwen3tts_core.ops.interface import Launch, LayerKV, PendingTransfer, PrefillLayout, PrefillSequence
+from qwen3tts_core.ops.interface import LayerKV, PendingTransfer
 from qwen3tts_core.ops.select import Backend
+from qwen3tts_core.types import SpeechRequest
 
 logger = logging.getLogger(__name__)
 
@@ -60,90 +62,6 @@ class RunnerCounters:
     steps_by_bucket: dict[int, int] = field(default_factory=dict)
 
 
-class _DecodeBucket:
-    """One batch size: its static row and result buffers, and the step over them."""
-
-    def __init__(self, runner: TalkerRunner, size: int) -> None:
-        self.size = size
-        device = runner.talker.device
-        groups = runner.talker.config.talker.num_code_groups
-        self.rows = torch.full((size,), runner.state.padding_slot, dtype=torch.int64, device=device)
-        self.out = torch.zeros(size, groups + 1, dtype=torch.int64, device=device)
-        self._members: tuple[Placed, ...] = ()
-
-        def step() -> None:
-            decode_frame(
-                runner.talker,
-                runner.state,
-                runner.cache,
-                self.rows,
-                self.out,
-                min_frames=runner.config.min_frames,
-                trash_page=runner.trash_page,
-            )
-
-        self.launch: Launch = runner.backend.capture(step, f"decode step of {size} rows")
-        self.is_graph = self.launch is not step
-
-    def set_members(self, members: tuple[Placed, ...], padding_slot: int) -> None:
-        """Touches the device only when the membership changed."""
-        if members is not self._members:
-            slots = [placed.slot for placed in members]
-            padded = slots + [padding_slot] * (self.size - len(slots))
-            self.rows.copy_(torch.tensor(padded), non_blocking=True)
-            self._members = members
-
-
-class _PrefillBucket:
-    """One number of packed prompt rows: its static inputs, and the pass over them."""
-
-    def __init__(self, runner: TalkerRunner, size: int) -> None:
-        self.size = size
-        device, config = runner.talker.device, runner.config
-        self._planner = runner.talker.ops.planner
-        self._page_size = config.page_size
-        self._trash_index = runner.trash_page * config.page_size
-        self._rows = torch.zeros(size, runner.talker.width, dtype=runner.talker.dtype, device=device)
-        self._places = torch.zeros(3, size, dtype=torch.int64, device=device)
-        self._places[1], self._places[2] = self._trash_index, -1
-        self._page_table = runner.state.page_table.new_full(
-            (config.num_slots, runner.state.page_table.shape[1]), runner.trash_page
-        )
-        self._sequences: tuple[PrefillSequence, ...] = ()
-
-        def step() -> None:
-            positions, write_index, row_sequence = self._places
-            layout = PrefillLayout(positions, write_index, self._page_table, row_sequence, self._sequences)
-            runner.talker(self._rows, layout, runner.cache)
-
-        self.launch: Launch = runner.backend.capture(step, f"prefill of {size} rows")
-        self.is_graph = self.launch is not step
-
-    def run(self, pieces: Sequence[PrefillPiece], prompts: Sequence[Tensor], page_table: Tensor) -> None:
-        """prompts: each piece's rows, [n, D]; page_table: [pieces, P]."""
-        places = np.empty((3, self.size), np.int64)
-        places[0], places[1], places[2] = 0, self._trash_index, -1
-        page_size, first_row = self._page_size, 0
-        sequences: list[PrefillSequence] = []
-        for piece in pieces:
-            here = slice(first_row, first_row + piece.num_rows)
-            span = np.arange(piece.first, piece.first + piece.num_rows)
-            places[0, here] = span
-            places[1, here] = np.array(piece.placed.pages)[span // page_size] * page_size + span % page_size
-            places[2, here] = len(sequences)
-            sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
-            first_row += piece.num_rows
-        self._sequences = tuple(sequences)
-        if self._planner is not None and self._planner.plans_prefill:
-            planned = [PlannedSequence(p.num_rows, p.first + p.num_rows, p.placed.pages) for p in pieces]
-            self._planner.plan_prefill(self.size, planned)
-        self._places.copy_(torch.from_numpy(places), non_blocking=True)
-        torch.cat(list(prompts), out=self._rows[:first_row])
-        self._rows[first_row:].zero_()  # a stale row would be finite, but nobody should have to know
-        self._page_table[: len(pieces)] = page_table
-        self.launch()
-
-
 def _empty_cache(talker: Talker, config: TalkerEngineConfig, free_bytes: float) -> list[LayerKV]:
     """One per layer. Raises EngineFault, before it allocates, when they don't fit."""
     transformer = talker.config.talker.transformer
@@ -178,13 +96,18 @@ class TalkerRunner:
             dtype=talker.dtype,
         )
         self.counters = RunnerCounters()
-        self._prompts: dict[int, Tensor] = {}
+        self._given: dict[int, Tensor] = {}  # by slot, prompts that are more than ids, until they are cached
         planner = talker.ops.planner
         self._decode_planner = planner if planner is not None and planner.plans_decode else None
         self._num_context: dict[int, int] = {}  # of each slot, for the planner: cached positions and the next
+        self._packer = RowPacker(
+            self.state.page_table.shape[1], self.state.trailing_ids.shape[1], self.trash_page
+        )
+        parts, capture = (talker, self.state, self.cache, config), backend.capture
         with torch.inference_mode():
-            self._buckets = [_DecodeBucket(self, size) for size in config.decode_buckets]
-            self._prefill_buckets = [_PrefillBucket(self, size) for size in config.prefill_buckets]
+            self._decode_steps = [DecodeStep(*parts, size, capture) for size in config.decode_buckets]
+            self._prefill_steps = [PrefillStep(*parts, size, capture) for size in config.prefill_buckets]
+            self._admission = AdmissionStep(talker, self.state, self._packer, capture)
         self.counters.steps_by_bucket = dict.fromkeys(config.decode_buckets, 0)
         cache_bytes = sum(kv.key.nbytes + kv.value.nbytes for kv in self.cache)
         logger.info(
@@ -204,43 +127,73 @@ class TalkerRunner:
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Run every step once on padding rows, before the first request does."""
-        for bucket in self._buckets:
-            bucket.launch()
-        for prefill in self._prefill_buckets:
+        for decode in self._decode_steps:
+            decode.launch()
+        for prefill in self._prefill_steps:
             prefill.launch()
+        self._admission.launch()
 
     @torch.inference_mode()
     def admit(self, placed: Placed) -> None:
-        """Build the rows to prefill and the slot's state.
+        """Write the slot's state.
 
-        Raises InvalidRequest for an unfitting voice, InvalidCodes for frames that can't be resumed after.
+        Raises InvalidRequest for an unfitting voice, InvalidCodes for frames that can't be resumed after, EngineFault
+        for ids that no table holds.
         """
-        request, old_codes = placed.request, None
-        rows = self.talker.prompt_rows(request.plan, request.reference)
-        if request.resume is not None:
-            old_codes = self.talker.frame_codes(request.resume.codes)
-            if len(old_codes) != request.resume.num_frames:
-                raise InvalidCodes(f"{request.resume.num_frames} frames announced, {len(old_codes)} sent")
-            if placed.num_rows > len(rows):
-                rows = torch.cat([rows, self.talker.frame_rows(request.plan, old_codes)])
-        self.state.admit(placed.slot, request, placed.pages, rows[-1], old_codes)
-        self._prompts[placed.slot] = rows
-        self._num_context[placed.slot] = placed.num_rows
+        request, slot = placed.request, placed.slot
+        plan = request.plan
+        self.talker.check_ids(plan)
+        old_codes = self._old_codes(request)
+        given = self._given_rows(placed, old_codes)
+        num_old = 0 if old_codes is None else len(old_codes)
+        row = self._packer.request(
+            slot,
+            request,
+            placed.pages,
+            num_prefilled=placed.num_rows - plan.num_rows,
+            num_replayed=num_old - (placed.num_rows - plan.num_rows),
+        )
+        self._admission.run(row, (plan.text_ids[-1], plan.codec_ids[-1]))
+        if old_codes is not None:
+            self.state.recall(slot, old_codes)
+        if given is not None:
+            self.state.input_rows[slot] = given[-1]
+            self._given[slot] = given
+        self._num_context[slot] = placed.num_rows
+
+    def _old_codes(self, request: SpeechRequest) -> Tensor | None:
+        """[F, G], the frames that another engine made."""
+        if request.resume is None:
+            return None
+        codes = self.talker.frame_codes(request.resume.codes)
+        if len(codes) != request.resume.num_frames:
+            raise InvalidCodes(f"{request.resume.num_frames} frames announced, {len(codes)} sent")
+        return codes
+
+    def _given_rows(self, placed: Placed, old_codes: Tensor | None) -> Tensor | None:
+        """[rows, D] of a request whose rows are more than sums of two ids: a cloned voice's, or frames'."""
+        request, plan = placed.request, placed.request.plan
+        has_frames = placed.num_rows > plan.num_rows
+        if not has_frames and plan.speaker_row is None and plan.reference_row is None:
+            return None
+        rows = self.talker.prompt_rows(plan, request.reference)
+        if has_frames:
+            assert old_codes is not None
+            rows = torch.cat([rows, self.talker.frame_rows(plan, old_codes)])
+        return rows
 
     @torch.inference_mode()
     def prefill(self, pieces: Sequence[PrefillPiece]) -> None:
         """Cache the pieces' prompt rows, packed into one pass."""
         num_rows = sum(piece.num_rows for piece in pieces)
-        bucket = next(bucket for bucket in self._prefill_buckets if bucket.size >= num_rows)
-        prompts = [self._prompts[p.placed.slot][p.first : p.first + p.num_rows] for p in pieces]
-        slots = torch.tensor([piece.placed.slot for piece in pieces], device=self.talker.device)
-        bucket.run(pieces, prompts, self.state.page_table[slots])
+        step = next(step for step in self._prefill_steps if step.size >= num_rows)
+        step.run(pieces, self._given)
         self.counters.prefills += 1
         self.counters.prefill_rows += num_rows
-        self._count_launch(bucket.is_graph)
+        self._count_launch(step.is_graph)
         for piece in pieces:
             if piece.first + piece.num_rows == piece.placed.num_prefill:
-                del self._prompts[piece.placed.slot]
+                self.forget(piece.placed.slot)
 
     @torch.inference_mode()
     def launch(self, placed: tuple[Placed, ...]) -> PendingStep:
@@ -248,17 +201,17 @@ class TalkerRunner:
 
         Pass the same object while the membership stays: nothing is looked at again then.
         """
-        bucket = next(bucket for bucket in self._buckets if bucket.size >= len(placed))
-        bucket.set_members(placed, self.state.padding_slot)
+        step = next(step for step in self._decode_steps if step.size >= len(placed))
+        step.set_members(placed)
         if self._decode_planner is not None:
-            self._plan_decode(self._decode_planner, bucket.size, placed)
-        bucket.launch()
+            self._plan_decode(self._decode_planner, step.size, placed)
+        step.launch()
         self.counters.steps += 1
         self.counters.rows += len(placed)
-        self.counters.padded_rows += bucket.size - len(placed)
-        self.counters.steps_by_bucket[bucket.size] += 1
-        self._count_launch(bucket.is_graph)
-        return PendingStep(placed, self.backend.transfer.start(bucket.out))
+        self.counters.padded_rows += step.size - len(placed)
+        self.counters.steps_by_bucket[step.size] += 1
+        self._count_launch(step.is_graph)
+        return PendingStep(placed, self.backend.transfer.start(step.out))
 
     def _plan_decode(self, planner: AttentionPlanner, num_rows: int, placed: tuple[Placed, ...]) -> None:
         """Contexts as they are if no row has stopped since: one that has may attend to anything of its own."""
@@ -277,4 +230,4 @@ class TalkerRunner:
 
     def forget(self, slot: int) -> None:
         """Drop what a request that ended early left behind."""
-        self._prompts.pop(slot, None)
+        self._given.pop(slot, None)

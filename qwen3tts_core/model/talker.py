@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from qwen3tts_core.config import CheckpointConfig, WeightDtype
@@ -99,9 +100,9 @@ class Talker(nn.Module):
         return self.norm.dtype
 
     # ------------------------------------------------------------ inputs
-    def text_features(self, ids: Sequence[int] | Tensor) -> Tensor:
+    def text_features(self, ids: Sequence[int]) -> Tensor:
         """P(id) of spec 2.1. [n] -> [n, D]."""
-        return self.text_table[torch.as_tensor(ids, dtype=torch.int64, device=self.device)]
+        return self.text_table[self._on_device(ids)]
 
     def frame_embeddings(self, codes: Tensor) -> Tensor:
         """Sum over the groups of a frame's embeddings, one reduction (spec 8). [.., G] -> [.., D]."""
@@ -115,10 +116,8 @@ class Talker(nn.Module):
         Raises InvalidRequest for a voice of another checkpoint, InvalidCodes for more reference frames
         than the plan has rows for, EngineFault for ids that no table holds.
         """
-        self._check_ids(plan)
-        text, codec = (torch.tensor(ids, device=self.device) for ids in (plan.text_ids, plan.codec_ids))
-        rows = self.text_table[text.clamp(min=0)].masked_fill((text == NO_ID)[:, None], 0)
-        rows += self.codec_embedding[codec.clamp(min=0)].masked_fill((codec == NO_ID)[:, None], 0)
+        self.check_ids(plan)
+        rows = self.rows_of(self._on_device(plan.text_ids), self._on_device(plan.codec_ids))
         if plan.speaker_row is not None:
             assert reference is not None
             rows[plan.speaker_row] += self._x_vector(reference)
@@ -136,8 +135,14 @@ class Talker(nn.Module):
         pads = [self.config.tts_pad_id] * (len(codes) - num_text)
         return self.frame_embeddings(codes) + self.text_features([*plan.trailing_ids[:num_text], *pads])
 
-    def _check_ids(self, plan: PrefillPlan) -> None:
-        """A lookup beyond a table would end every stream of a GPU, not just this one."""
+    def rows_of(self, text_ids: Tensor, codec_ids: Tensor) -> Tensor:
+        """What two ids add up to as one row; none for a negative one. [n], [n] -> [n, D]. Spec 2.3."""
+        text = self.text_table[text_ids.clamp(min=0)].masked_fill((text_ids < 0)[:, None], 0)
+        codec = self.codec_embedding[codec_ids.clamp(min=0)].masked_fill((codec_ids < 0)[:, None], 0)
+        return text + codec
+
+    def check_ids(self, plan: PrefillPlan) -> None:
+        """Raises EngineFault: a lookup beyond a table would end every stream of a GPU, not just this one."""
         talker = self.config.talker
         tables = {
             "text": (plan.text_ids, talker.text_vocab_size),
@@ -156,7 +161,7 @@ class Talker(nn.Module):
             raise InvalidRequest(
                 f"the voice has {len(vector)} values, this checkpoint takes {self.width}", "voice"
             )
-        return torch.from_numpy(vector.copy()).to(self.device, self.dtype)
+        return torch.from_numpy(vector.copy()).to(self.device, self.dtype, non_blocking=True)
 
     def reference_codes(self, reference: ReferenceVoice) -> Tensor:
         """[F, G] int64 on the device. Raises InvalidRequest for codes that this checkpoint doesn't have."""
@@ -173,7 +178,11 @@ class Talker(nn.Module):
         # Looked up unchecked, a wrong code would take the engine's thread, or the device, with it.
         if not is_whole or (codes.size and not 0 <= codes.min() <= codes.max() < size):
             raise InvalidCodes(f"codes aren't frames of {groups} code groups in [0, {size})")
-        return torch.from_numpy(codes.astype(np.int64).reshape(-1, groups)).to(self.device)
+        return self._on_device(codes.astype(np.int64).reshape(-1, groups))
+
+    def _on_device(self, ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Without a wait for what the device has still to do."""
+        return torch.from_numpy(np.asarray(ids, np.int64)).to(self.device, non_blocking=True)
 
     # ------------------------------------------------------------ passes
     def forward(self, rows: Tensor, layout: Layout, cache: Sequence[LayerKV]) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwen3tts_core.engine.frame_step import FRAME
 from qwen3tts_core.engine.scheduler import Scheduler
@@ -98,6 +99,35 @@ def test_a_pack_takes_the_smallest_bucket_and_counts_its_rows():
     assert (desk.runner.counters.prefills, desk.runner.counters.prefill_rows) == (2, 9)
 
 
+def cloned(name, rows):
+    """One whose prompt is more than a sum of two ids a row."""
+    voice = ReferenceVoice("v", np.linspace(-9, 9, TALKER.width, dtype="<f4").tobytes())
+    return make_request(name, plan=replace(make_plan(rows), speaker_row=1), reference=voice, frames=9)
+
+
+def keys_of(desk, placed):
+    """[rows, K, E]: what the first layer keeps of its prompt, but for the last row."""
+    return desk.runner.cache[0].key[placed.pages].flatten(0, 1)[: placed.num_prefill]
+
+
+def test_prompts_of_ids_and_prompts_that_were_made_before_share_a_pack():
+    requests = [make_request("a", rows=5, frames=9), cloned("b", rows=6), make_request("c", rows=7, frames=9)]
+    desk = Desk(prefill_buckets=(8, 32))
+    placed = desk.join(*requests)
+    assert desk.cache_prompts() == 1
+    for request, its in zip(requests, placed, strict=True):
+        alone = Desk()
+        (its_alone,) = alone.join(request)
+        alone.cache_prompts()
+        torch.testing.assert_close(keys_of(desk, its), keys_of(alone, its_alone))
+    plain = Desk()
+    (without_voice,) = plain.join(make_request("b", rows=6, frames=9))
+    plain.cache_prompts()
+    assert not torch.allclose(keys_of(plain, without_voice)[1], keys_of(desk, placed[1])[1]), (
+        "no voice in its row"
+    )
+
+
 def test_a_prompt_s_rows_are_dropped_once_cached_or_forgotten():
     made, prompt_rows = [], TALKER.prompt_rows
 
@@ -109,7 +139,7 @@ def test_a_prompt_s_rows_are_dropped_once_cached_or_forgotten():
     TALKER.prompt_rows = watched
     try:
         desk = Desk(prefill_buckets=(4,))
-        cached, forgotten = desk.join(make_request("a", rows=4), make_request("b", rows=40))
+        cached, forgotten = desk.join(cloned("a", rows=4), cloned("b", rows=40))
     finally:
         del TALKER.prompt_rows
     assert all(rows() is not None for rows in made)
@@ -129,12 +159,56 @@ def test_a_voice_that_does_not_fit_is_the_caller_s_error():
         desk.join(make_request("a", plan=plan, reference=voice))
 
 
+class CallsToTheDevice(TorchDispatchMode):
+    """What the host asks for itself. As a `Capture`, it makes one call of a whole step, as a graph's launch is."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self._is_launching = [], False
+
+    def capture(self, fn, name):
+        def launch():
+            self.names.append("launch")
+            self._is_launching = True
+            fn()
+            self._is_launching = False
+
+        return launch
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if (
+            not self._is_launching and func.overloadpacket.__name__ != "lift_fresh"
+        ):  # what `from_numpy` does here
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_request_joins_with_one_copy_and_one_launch_for_its_slot_one_for_its_prompt_and_one_copy_for_the_step():
+    """Each further call is a moment at which the engine's thread may lose the interpreter."""
+    calls = CallsToTheDevice()
+    desk = Desk(capture=calls.capture)
+    with calls:
+        first, second = desk.join(make_request("a", rows=9, frames=9), make_request("b", rows=4, frames=9))
+        assert calls.names == ["copy_", "launch"] * 2
+        calls.names.clear()
+        desk.cache_prompts()
+        assert calls.names == ["copy_", "launch"]
+        calls.names.clear()
+        both = (first, second)
+        desk.runner.launch(both)
+        desk.runner.launch(both)
+        assert calls.names[:2] == ["copy_", "launch"]
+        assert calls.names.count("launch") == 2
+        assert "copy_" not in calls.names[2:], "nobody joined or left"
+
+
 # ---------------------------------------------------------------- decode
 def test_every_bucket_is_captured_once_and_named():
     """known_faults row 35: at the start, none at a first request."""
     names = []
     desk = Desk(capture=lambda fn, name: names.append(name) or fn, num_slots=6, prefill_buckets=(8, 32))
     assert sorted(names) == [
+        "admission of a request",
         *(f"decode step of {size} rows" for size in (1, 2, 4, 6)),
         *(f"prefill of {size} rows" for size in (32, 8)),
     ]
@@ -142,7 +216,7 @@ def test_every_bucket_is_captured_once_and_named():
     desk.cache_prompts()
     for count in (6, 3, 1):
         desk.step(*placed[:count])
-    assert len(names) == 6
+    assert len(names) == 7
 
 
 def test_a_step_that_cannot_be_captured_stops_the_start():

@@ -1,0 +1,167 @@
+"""The Talker's steps over static buffers, each captured once: admission, prefill, decode.
+
+The host fills a step's inputs with one copy and launches it. Every other call to the device would be one more moment
+at which the engine's thread may lose the interpreter, and a copy that waits would leave the device without a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3tts_core.config import TalkerEngineConfig
+from qwen3tts_core.engine.frame_step import decode_frame
+from qwen3tts_core.engine.scheduler import Placed, PrefillPiece
+from qwen3tts_core.engine.slot_row import RowPacker
+from qwen3tts_core.engine.slots import SlotState
+from qwen3tts_core.model.talker import Talker
+from qwen3tts_core.ops.attention_plan import PlannedSequence
+from qwen3tts_core.ops.interface import Capture, Launch, LayerKV, PrefillLayout, PrefillSequence
+from qwen3tts_core.types import NO_ID
+
+_GIVEN = NO_ID - 1
+"""In place of a text id: this row is no sum of two ids, it was made before."""
+
+
+class AdmissionStep:
+    """Writes one request's row of the slot state, with the input of its first decode step."""
+
+    def __init__(self, talker: Talker, state: SlotState, packer: RowPacker, capture: Capture) -> None:
+        nobody = self._joined(packer.nobody(state.padding_slot), (NO_ID, NO_ID))
+        self._inputs = torch.from_numpy(nobody).to(talker.device)
+
+        def step() -> None:
+            row, text_id, codec_id = self._inputs[:-2], self._inputs[-2:-1], self._inputs[-1:]
+            state.put(row, talker.rows_of(text_id, codec_id)[0])
+
+        self.launch: Launch = capture(step, "admission of a request")
+
+    def run(self, row: NDArray[np.int64], last_ids: tuple[int, int]) -> None:
+        """row: as RowPacker makes it. last_ids: text and codec id of the prompt's last row."""
+        self._inputs.copy_(torch.from_numpy(self._joined(row, last_ids)), non_blocking=True)
+        self.launch()
+
+    @staticmethod
+    def _joined(row: NDArray[np.int64], last_ids: tuple[int, int]) -> NDArray[np.int64]:
+        return np.concatenate([row, np.array(last_ids, np.int64)])
+
+
+class PrefillStep:
+    """One number of packed prompt rows, and the pass that caches them."""
+
+    def __init__(
+        self,
+        talker: Talker,
+        state: SlotState,
+        cache: Sequence[LayerKV],
+        config: TalkerEngineConfig,
+        size: int,
+        capture: Capture,
+    ) -> None:
+        self.size = size
+        self._planner = talker.ops.planner
+        self._page_size = config.page_size
+        self._trash_index = config.num_pages * config.page_size
+        self._padding_slot = state.padding_slot
+        self._given = torch.zeros(size, talker.width, dtype=talker.dtype, device=talker.device)
+        self._inputs = torch.from_numpy(self._empty_inputs(config.num_slots)).to(talker.device)
+        self._sequences: tuple[PrefillSequence, ...] = ()
+
+        def step() -> None:
+            rows, slots = self._inputs[: 5 * size].view(5, size), self._inputs[5 * size :]
+            positions, write_index, row_sequence, text_ids, codec_ids = rows
+            made = talker.rows_of(text_ids, codec_ids)
+            prompt_rows = torch.where((text_ids == _GIVEN)[:, None], self._given, made)
+            layout = PrefillLayout(
+                positions, write_index, state.page_table[slots], row_sequence, self._sequences
+            )
+            talker(prompt_rows, layout, cache)
+
+        self.launch: Launch = capture(step, f"prefill of {size} rows")
+        self.is_graph = self.launch is not step
+
+    def _empty_inputs(self, num_slots: int) -> NDArray[np.int64]:
+        """Padding alone: five numbers for each row, then the slot of each sequence."""
+        inputs = np.empty(5 * self.size + num_slots, np.int64)
+        rows = inputs[: 5 * self.size].reshape(5, self.size)
+        rows[0], rows[1], rows[2:] = 0, self._trash_index, -1
+        rows[3:] = NO_ID
+        inputs[5 * self.size :] = self._padding_slot
+        return inputs
+
+    def run(self, pieces: Sequence[PrefillPiece], given: Mapping[int, Tensor]) -> None:
+        """given: by slot, the prompts that are more than a sum of two ids a row, each [rows, D]."""
+        inputs = self._empty_inputs(len(self._inputs) - 5 * self.size)
+        rows, slots = inputs[: 5 * self.size].reshape(5, self.size), inputs[5 * self.size :]
+        sequences: list[PrefillSequence] = []
+        first_row = 0
+        for number, piece in enumerate(pieces):
+            placed, end = piece.placed, piece.first + piece.num_rows
+            here = slice(first_row, first_row + piece.num_rows)
+            span = np.arange(piece.first, end)
+            rows[0, here] = span
+            rows[1, here] = (
+                np.array(placed.pages)[span // self._page_size] * self._page_size + span % self._page_size
+            )
+            rows[2, here] = number
+            if placed.slot in given:
+                rows[3, here] = _GIVEN
+                self._given[here].copy_(given[placed.slot][piece.first : end])
+            else:
+                rows[3, here] = placed.request.plan.text_ids[piece.first : end]
+                rows[4, here] = placed.request.plan.codec_ids[piece.first : end]
+            slots[number] = placed.slot
+            sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
+            first_row += piece.num_rows
+        self._sequences = tuple(sequences)
+        if self._planner is not None and self._planner.plans_prefill:
+            planned = [PlannedSequence(p.num_rows, p.first + p.num_rows, p.placed.pages) for p in pieces]
+            self._planner.plan_prefill(self.size, planned)
+        self._inputs.copy_(torch.from_numpy(inputs), non_blocking=True)
+        self.launch()
+
+
+class DecodeStep:
+    """One batch size: its static row and result buffers, and the step over them."""
+
+    def __init__(
+        self,
+        talker: Talker,
+        state: SlotState,
+        cache: Sequence[LayerKV],
+        config: TalkerEngineConfig,
+        size: int,
+        capture: Capture,
+    ) -> None:
+        self.size = size
+        self._padding_slot = state.padding_slot
+        groups = talker.config.talker.num_code_groups
+        self.rows = torch.full((size,), state.padding_slot, dtype=torch.int64, device=talker.device)
+        self.out = torch.zeros(size, groups + 1, dtype=torch.int64, device=talker.device)
+        self._members: tuple[Placed, ...] = ()
+
+        def step() -> None:
+            decode_frame(
+                talker,
+                state,
+                cache,
+                self.rows,
+                self.out,
+                min_frames=config.min_frames,
+                trash_page=config.num_pages,
+            )
+
+        self.launch: Launch = capture(step, f"decode step of {size} rows")
+        self.is_graph = self.launch is not step
+
+    def set_members(self, members: tuple[Placed, ...]) -> None:
+        """Touches the device only when the membership changed."""
+        if members is not self._members:
+            slots = np.full(self.size, self._padding_slot, np.int64)
+            slots[: len(members)] = [placed.slot for placed in members]
+            self.rows.copy_(torch.from_numpy(slots), non_blocking=True)
+            self._members = members
