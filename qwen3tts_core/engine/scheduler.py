@@ -3,8 +3,8 @@
     waiting ──admit──> prefilling ──whole prompt cached──> running ──finish or cancel──> gone
 
 Admission is first come, first served: a request that doesn't fit waits at the head, and nobody
-overtakes it, but streams that another engine began: somebody is listening to those. A slot or a page
-is handed on only by `release`.
+overtakes it but who is listened to already: streams that another engine began, and later pieces of a
+text. A slot or a page is handed on only by `release`.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class Scheduler:
         """Raises Overloaded when every slot is taken and the queue is full."""
         if len(self._waiting) - len(self._free_slots) >= self.config.max_queued:
             raise Overloaded(f"{self.config.num_slots} streams are running and {len(self._waiting)} wait")
-        if request.resume is None:
-            self._waiting.append(request)
+        if _is_heard(request):
+            self._waiting.insert(sum(map(_is_heard, self._waiting)), request)
         else:
-            self._waiting.insert(sum(other.resume is not None for other in self._waiting), request)
+            self._waiting.append(request)
 
     def admit(self) -> list[Placed]:
         """Move as many waiting requests into slots as fit, in order."""
@@ -180,3 +180,8 @@ class Scheduler:
     def _num_positions(self, request: SpeechRequest) -> int:
         """Prompt, then one input per frame but the last, whose input nobody needs."""
         return request.plan.num_rows + request.max_frames - 1
+
+
+def _is_heard(request: SpeechRequest) -> bool:
+    """Somebody listens to what came before it."""
+    return request.resume is not None or request.piece > 0

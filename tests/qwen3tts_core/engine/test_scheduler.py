@@ -1,5 +1,6 @@
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.scheduler import Scheduler
 from qwen3tts_core.errors import InvalidRequest, Overloaded, TextTooLong
+from qwen3tts_core.types import Resume
 from tests.qwen3tts_core.request_kit import make_plan, make_request
 
 MAX_POSITIONS = 24
@@ -175,6 +177,24 @@ def test_nobody_overtakes_a_big_request_at_the_head():
     assert scheduler.admit() == []
     scheduler.release("running")
     assert [placed.request.request_id for placed in scheduler.admit()] == ["big", "small"]
+
+
+def test_who_is_listened_to_already_goes_before_new_requests_in_order():
+    scheduler = make_scheduler(num_slots=1, max_queued=9)
+    begun = Resume(np.zeros((2, 16), "<i2").tobytes(), (1, 1))
+    for name, changes in {
+        "new": {},
+        "second piece": {"piece": 1},
+        "begun elsewhere": {"resume": begun, "frames": 3},
+        "new too": {},
+        "third piece": {"piece": 2},
+    }.items():
+        scheduler.enqueue(make_request(name, **changes))
+    order = []
+    while placed := scheduler.admit():
+        order += [each.request.request_id for each in placed]
+        scheduler.release(order[-1])
+    assert order == ["second piece", "begun elsewhere", "third piece", "new", "new too"]
 
 
 def test_a_long_prompt_is_cached_in_budget_sized_pieces():
