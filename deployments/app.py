@@ -65,15 +65,15 @@ def build_app(args: AppArgs) -> Application:
 def _bind_talker(model: PlannedModel, args: AppArgs) -> Application:
     own = model.args
     settings = TalkerSettings(
-        own.checkpoint_path,
-        own.talker_engine,
-        own.chunk_ramp,
-        args.device,
-        own.talker_dtype,
-        model.seconds_per_frame,
-        args.stream_lease_s,
-        own.talker_weight_dtype,
-        args.engines.talker,
+        checkpoint=own.checkpoint_path,
+        device=args.device,
+        dtype=own.talker_dtype,
+        seconds_per_frame=model.seconds_per_frame,
+        lease_s=args.stream_lease_s,
+        home=args.engines.talker,
+        engine=own.talker_engine,
+        ramp=own.chunk_ramp,
+        weight_dtype=own.talker_weight_dtype,
     )
     return _deploy(Talker, model.talker, own.num_admitted, own.autoscaling.talker).bind(settings)
 
@@ -106,13 +106,13 @@ def _codec_settings(models: Sequence[PlannedModel], args: AppArgs) -> CodecSetti
     """Of the codec that these models share."""
     first = models[0].args
     return CodecSettings(
-        first.checkpoint_path,
-        shared_codec_engine([model.args for model in models]),
-        args.device,
-        first.codec_dtype,
-        models[0].seconds_per_frame,
-        args.stream_lease_s,
-        args.engines.codec,
+        checkpoint=first.checkpoint_path,
+        device=args.device,
+        dtype=first.codec_dtype,
+        seconds_per_frame=models[0].seconds_per_frame,
+        lease_s=args.stream_lease_s,
+        home=args.engines.codec,
+        engine=shared_codec_engine([model.args for model in models]),
     )
 
 

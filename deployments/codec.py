@@ -47,11 +47,7 @@ class Codec(EngineReplica[CodecEngineLike]):
         if settings.home == "process":
             open_engine = partial(CodecProcess, "Codec", open_engine)
         super().__init__(
-            partial(open_engine, settings),
-            CODEC_TABLE,
-            num_slots=settings.engine.num_rows,
-            seconds_per_frame=settings.seconds_per_frame,
-            lease_s=settings.lease_s,
+            settings, partial(open_engine, settings), CODEC_TABLE, num_slots=settings.engine.num_rows
         )
         logger.info("codec ready: %s, frames by %s", settings, talker_transport)
 

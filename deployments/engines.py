@@ -22,32 +22,28 @@ Home = Literal["thread", "process"]
 """Where a replica keeps its engine: on a thread beside its event loop, or in a process with an interpreter of its own."""
 
 
-@dataclass(frozen=True, slots=True)
-class TalkerSettings:
-    """What a replica needs to open its engine. checkpoint: a local folder or a hub id. lease_s: see `Leases`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What any replica needs to open its engine. checkpoint: a local folder or a hub id. lease_s: see `Leases`."""
 
     checkpoint: str
+    device: str
+    dtype: str
+    seconds_per_frame: float = SECONDS_PER_FRAME
+    lease_s: float = LEASE_S
+    home: Home = "thread"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkerSettings(EngineSettings):
     engine: TalkerEngineConfig
     ramp: ChunkRamp
-    device: str
-    dtype: str
-    seconds_per_frame: float = SECONDS_PER_FRAME
-    lease_s: float = LEASE_S
     weight_dtype: WeightDtype = "auto"
-    home: Home = "thread"
 
 
-@dataclass(frozen=True, slots=True)
-class CodecSettings:
-    """What a replica needs to open its engine. checkpoint: a local folder or a hub id. lease_s: see `Leases`."""
-
-    checkpoint: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecSettings(EngineSettings):
     engine: CodecEngineConfig
-    device: str
-    dtype: str
-    seconds_per_frame: float = SECONDS_PER_FRAME
-    lease_s: float = LEASE_S
-    home: Home = "thread"
 
 
 class EngineLike(Protocol):

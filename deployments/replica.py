@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from deployments.engine_metrics import Table, start_publishing
 from deployments.engine_process import EngineProcess
-from deployments.engines import EngineLike
+from deployments.engines import EngineLike, EngineSettings
 from deployments.exported import RaySink
 from deployments.leases import Leases
 from deployments.logs import send_logs_to_stderr
@@ -47,19 +47,18 @@ class EngineReplica(Replica, Generic[Engine]):
 
     def __init__(
         self,
+        settings: EngineSettings,
         open_engine: Callable[[Outbox[bytes]], Engine],
         table: Table,
         *,
         num_slots: int,
-        seconds_per_frame: float,
-        lease_s: float,
     ) -> None:
         """num_slots: streams that the engine makes at once. table: how its stats are exported."""
         send_logs_to_stderr()
         self._outbox: AsyncOutbox[bytes] = AsyncOutbox(asyncio.get_running_loop())
-        self._load = StreamLoad(num_slots, seconds_per_frame)
+        self._load = StreamLoad(num_slots, settings.seconds_per_frame)
         self._engine = open_engine(self._outbox)
-        self._leases = Leases(lease_s, self._end)
+        self._leases = Leases(settings.lease_s, self._end)
         self._engine.start()
         start_publishing(self._engine.stats, table, RaySink())
 

@@ -27,11 +27,7 @@ class Talker(EngineReplica[TalkerEngineLike]):
         if settings.home == "process":
             open_engine = partial(TalkerProcess, "Talker", open_engine)
         super().__init__(
-            partial(open_engine, settings),
-            TALKER_TABLE,
-            num_slots=settings.engine.num_slots,
-            seconds_per_frame=settings.seconds_per_frame,
-            lease_s=settings.lease_s,
+            settings, partial(open_engine, settings), TALKER_TABLE, num_slots=settings.engine.num_slots
         )
         logger.info("talker ready: %s", settings)
 

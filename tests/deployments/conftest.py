@@ -62,7 +62,14 @@ class Chain:
         home = settings.pop("home", "thread")
         self.talkers = {
             name: Talker(
-                TalkerSettings(folder, TalkerEngineConfig(), ChunkRamp(), "cpu", "float32", home=home),
+                TalkerSettings(
+                    checkpoint=folder,
+                    engine=TalkerEngineConfig(),
+                    ramp=ChunkRamp(),
+                    device="cpu",
+                    dtype="float32",
+                    home=home,
+                ),
                 partial(open_fake_talker, talker_script),
             )
             for name, folder in models.items()
@@ -72,7 +79,9 @@ class Chain:
         first = next(iter(models))
         self.talker, self.talker_handle = self.talkers[first], self.talker_handles[first]
         self.talker_engine = self.talker_engines[first]
-        codec_settings = CodecSettings(models[first], CodecEngineConfig(), "cpu", "float32", home=home)
+        codec_settings = CodecSettings(
+            checkpoint=models[first], engine=CodecEngineConfig(), device="cpu", dtype="float32", home=home
+        )
         open_codec = partial(open_fake_codec, codec_script)
         limits = ReferenceLimits(max_bytes=policy.max_bytes)
         self.encoder_handles = {

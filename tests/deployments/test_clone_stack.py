@@ -47,10 +47,16 @@ class Stack:
     def __init__(self, mode, voices_folder):
         talker_config, codec_config = MODES[mode]
         checkpoint = str(BASE)
-        self.talker = Talker(TalkerSettings(checkpoint, talker_config, ChunkRamp(), "cpu", "float32"))
+        self.talker = Talker(
+            TalkerSettings(
+                checkpoint=checkpoint, engine=talker_config, ramp=ChunkRamp(), device="cpu", dtype="float32"
+            )
+        )
         talker = FakeHandle(self.talker)
         self.codec = Codec(
-            CodecSettings(checkpoint, codec_config, "cpu", "float32"), {"base": talker}, "object_ref"
+            CodecSettings(checkpoint=checkpoint, engine=codec_config, device="cpu", dtype="float32"),
+            {"base": talker},
+            "object_ref",
         )
         self.encoder = ReferenceEncoder(EncoderSettings(checkpoint, ReferenceLimits()))
         model = IngressModel(checkpoint, "base", talker_config.max_positions, encoder="ReferenceEncoder")

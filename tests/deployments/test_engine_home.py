@@ -33,9 +33,13 @@ def _one_thread(monkeypatch):
 
 class Replicas:
     def __init__(self, home):
-        self.talker = Talker(TalkerSettings(TINY, TALKER, ChunkRamp(), "cpu", "float32", home=home))
+        self.talker = Talker(
+            TalkerSettings(
+                checkpoint=TINY, engine=TALKER, ramp=ChunkRamp(), device="cpu", dtype="float32", home=home
+            )
+        )
         self.codec = Codec(
-            CodecSettings(TINY, CODEC, "cpu", "float32", home=home),
+            CodecSettings(checkpoint=TINY, engine=CODEC, device="cpu", dtype="float32", home=home),
             {"tiny": FakeHandle(self.talker)},
             "object_ref",
         )
@@ -91,6 +95,13 @@ def without_weights(tmp_path):
 
 
 async def test_files_that_do_not_fit_stop_the_start_by_name(without_weights):
-    settings = TalkerSettings(without_weights, TALKER, ChunkRamp(), "cpu", "float32", home="process")
+    settings = TalkerSettings(
+        checkpoint=without_weights,
+        engine=TALKER,
+        ramp=ChunkRamp(),
+        device="cpu",
+        dtype="float32",
+        home="process",
+    )
     with pytest.raises(CheckpointMismatch, match="safetensors"):
         Talker(settings)
