@@ -113,8 +113,8 @@ def replay_ms(runner: TalkerRunner, batch: int, steps: int) -> float:
     assert len(placed) == batch
     last = runner.launch(placed)
     last.wait()
-    bucket = next(b for b in runner._decode_steps if b.size >= batch)
-    return time_on_device(bucket.launch, steps)
+    decode = next(step for step in runner._decode_steps if step.size >= batch)
+    return time_on_device(decode.launch, steps)
 
 
 class Sink:
@@ -141,18 +141,18 @@ class HostParts:
 
     def __init__(self, runner: TalkerRunner) -> None:
         self._runner, self._backend = runner, runner.backend
-        self._launches = [bucket.launch for bucket in runner._decode_steps]
+        self._launches = [decode.launch for decode in runner._decode_steps]
         self.seconds = {"launch": 0.0, "start copy": 0.0, "wait": 0.0}
 
     def __enter__(self) -> dict[str, float]:
-        for bucket in self._runner._decode_steps:
-            bucket.launch = self._timed("launch", bucket.launch)
+        for decode in self._runner._decode_steps:
+            decode.launch = self._timed("launch", decode.launch)
         self._runner.backend = replace(self._backend, transfer=self)
         return self.seconds
 
     def __exit__(self, *_: object) -> None:
-        for bucket, launch in zip(self._runner._decode_steps, self._launches, strict=True):
-            bucket.launch = launch
+        for decode, launch in zip(self._runner._decode_steps, self._launches, strict=True):
+            decode.launch = launch
         self._runner.backend = self._backend
 
     def start(self, result: Tensor) -> PendingTransfer:

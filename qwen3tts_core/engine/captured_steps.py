@@ -1,7 +1,8 @@
 """The Talker's steps over static buffers, each captured once: admission, prefill, decode.
 
-The host fills a step's inputs with one copy and launches it. Every other call to the device would be one more moment
-at which the engine's thread may lose the interpreter, and a copy that waits would leave the device without a step.
+The host fills a step's inputs with one copy and launches it; only prompts that are more than ids cost further calls.
+Each call is a moment at which the engine's thread may lose the interpreter, and a copy that waits would leave the
+device without a step.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _GIVEN = NO_ID - 1
 
 
 class AdmissionStep:
-    """Writes one request's row of the slot state, with the input of its first decode step."""
+    """Writes one request's row of the slot state, with its prompt's last row as the input of its first decode step."""
 
     def __init__(self, talker: Talker, state: SlotState, packer: RowPacker, capture: Capture) -> None:
-        nobody = self._joined(packer.nobody(state.padding_slot), (NO_ID, NO_ID))
-        self._inputs = torch.from_numpy(nobody).to(talker.device)
+        self._nobody = packer.nobody(state.padding_slot)
+        self._inputs = torch.from_numpy(self._joined(self._nobody, (NO_ID, NO_ID))).to(talker.device)
 
         def step() -> None:
             row, text_id, codec_id = self._inputs[:-2], self._inputs[-2:-1], self._inputs[-1:]
@@ -45,6 +46,10 @@ class AdmissionStep:
         self._inputs.copy_(torch.from_numpy(self._joined(row, last_ids)), non_blocking=True)
         self.launch()
 
+    def warm_up(self) -> None:
+        """Once more for the padding slot, which stays as it was."""
+        self.run(self._nobody, (NO_ID, NO_ID))
+
     @staticmethod
     def _joined(row: NDArray[np.int64], last_ids: tuple[int, int]) -> NDArray[np.int64]:
         return np.concatenate([row, np.array(last_ids, np.int64)])
@@ -52,6 +57,8 @@ class AdmissionStep:
 
 class PrefillStep:
     """One number of packed prompt rows, and the pass that caches them."""
+
+    _COLUMNS = 5  # position, write index, sequence, text id, codec id of each row; the slot of each sequence comes after
 
     def __init__(
         self,
@@ -65,55 +72,49 @@ class PrefillStep:
         self.size = size
         self._planner = talker.ops.planner
         self._page_size = config.page_size
-        self._trash_index = config.num_pages * config.page_size
-        self._padding_slot = state.padding_slot
+        columns = np.full((self._COLUMNS, size), NO_ID, np.int64)
+        columns[:3] = [[0], [config.num_pages * config.page_size], [-1]]
+        slots = np.full(config.num_slots, state.padding_slot, np.int64)
+        self._padding = np.concatenate([columns.ravel(), slots])
+        self._inputs = torch.from_numpy(self._padding).to(talker.device, copy=True)
         self._given = torch.zeros(size, talker.width, dtype=talker.dtype, device=talker.device)
-        self._inputs = torch.from_numpy(self._empty_inputs(config.num_slots)).to(talker.device)
         self._sequences: tuple[PrefillSequence, ...] = ()
 
         def step() -> None:
-            rows, slots = self._inputs[: 5 * size].view(5, size), self._inputs[5 * size :]
-            positions, write_index, row_sequence, text_ids, codec_ids = rows
-            made = talker.rows_of(text_ids, codec_ids)
-            prompt_rows = torch.where((text_ids == _GIVEN)[:, None], self._given, made)
+            num_columns = self._COLUMNS * size
+            columns, slots = self._inputs[:num_columns].view(-1, size), self._inputs[num_columns:]
+            positions, write_index, row_sequence, text_ids, codec_ids = columns
+            is_given = (text_ids == _GIVEN)[:, None]
+            rows = torch.where(is_given, self._given, talker.rows_of(text_ids, codec_ids))
             layout = PrefillLayout(
                 positions, write_index, state.page_table[slots], row_sequence, self._sequences
             )
-            talker(prompt_rows, layout, cache)
+            talker(rows, layout, cache)
 
         self.launch: Launch = capture(step, f"prefill of {size} rows")
         self.is_graph = self.launch is not step
 
-    def _empty_inputs(self, num_slots: int) -> NDArray[np.int64]:
-        """Padding alone: five numbers for each row, then the slot of each sequence."""
-        inputs = np.empty(5 * self.size + num_slots, np.int64)
-        rows = inputs[: 5 * self.size].reshape(5, self.size)
-        rows[0], rows[1], rows[2:] = 0, self._trash_index, -1
-        rows[3:] = NO_ID
-        inputs[5 * self.size :] = self._padding_slot
-        return inputs
-
     def run(self, pieces: Sequence[PrefillPiece], given: Mapping[int, Tensor]) -> None:
         """given: by slot, the prompts that are more than a sum of two ids a row, each [rows, D]."""
-        inputs = self._empty_inputs(len(self._inputs) - 5 * self.size)
-        rows, slots = inputs[: 5 * self.size].reshape(5, self.size), inputs[5 * self.size :]
+        inputs = self._padding.copy()
+        columns, slots = np.split(inputs, [self._COLUMNS * self.size])
+        columns = columns.reshape(-1, self.size)
         sequences: list[PrefillSequence] = []
         first_row = 0
         for number, piece in enumerate(pieces):
             placed, end = piece.placed, piece.first + piece.num_rows
             here = slice(first_row, first_row + piece.num_rows)
             span = np.arange(piece.first, end)
-            rows[0, here] = span
-            rows[1, here] = (
-                np.array(placed.pages)[span // self._page_size] * self._page_size + span % self._page_size
-            )
-            rows[2, here] = number
+            pages = np.array(placed.pages)[span // self._page_size]
+            columns[0, here] = span
+            columns[1, here] = pages * self._page_size + span % self._page_size
+            columns[2, here] = number
             if placed.slot in given:
-                rows[3, here] = _GIVEN
+                columns[3, here] = _GIVEN
                 self._given[here].copy_(given[placed.slot][piece.first : end])
             else:
-                rows[3, here] = placed.request.plan.text_ids[piece.first : end]
-                rows[4, here] = placed.request.plan.codec_ids[piece.first : end]
+                columns[3, here] = placed.request.plan.text_ids[piece.first : end]
+                columns[4, here] = placed.request.plan.codec_ids[piece.first : end]
             slots[number] = placed.slot
             sequences.append(PrefillSequence(first_row, piece.num_rows, piece.first))
             first_row += piece.num_rows

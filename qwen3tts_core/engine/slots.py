@@ -98,7 +98,7 @@ class SlotState:
         if self.steps_through_old_frames:
             self.replayed[slot, : len(old_codes)] = old_codes.short()
         else:
-            self.seen[slot, old_codes[:, 0]] = True
+            self.seen[slot].index_fill_(0, old_codes[:, 0], True)
 
     # ------------------------------------------------------------ what a step reads and writes
     def read(self, rows: Tensor) -> SlotRows:

@@ -25,7 +25,6 @@ from qwen3tts_core.model.talker import Talker
 from qwen3tts_core.ops.attention_plan import AttentionPlanner, PlannedSequence
 from qwen3tts_core.ops.interface import LayerKV, PendingTransfer
 from qwen3tts_core.ops.select import Backend
-from qwen3tts_core.types import SpeechRequest
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ class TalkerRunner:
             decode.launch()
         for prefill in self._prefill_steps:
             prefill.launch()
-        self._admission.launch()
+        self._admission.warm_up()
 
     @torch.inference_mode()
     def admit(self, placed: Placed) -> None:
@@ -140,19 +139,23 @@ class TalkerRunner:
         Raises InvalidRequest for an unfitting voice, InvalidCodes for frames that can't be resumed after, EngineFault
         for ids that no table holds.
         """
-        request, slot = placed.request, placed.slot
-        plan = request.plan
-        self.talker.check_ids(plan)
-        old_codes = self._old_codes(request)
-        given = self._given_rows(placed, old_codes)
+        request, plan, slot = placed.request, placed.request.plan, placed.slot
+        self.forget(slot)
+        num_frames = placed.num_rows - plan.num_rows  # to prefill after the prompt
+        given, old_codes = None, None
+        if num_frames or plan.speaker_row is not None or plan.reference_row is not None:
+            given = self.talker.prompt_rows(plan, request.reference)
+        else:
+            self.talker.check_ids(plan)
+        if request.resume is not None:
+            old_codes = self.talker.frame_codes(request.resume.codes)
+            if len(old_codes) != request.resume.num_frames:
+                raise InvalidCodes(f"{request.resume.num_frames} frames announced, {len(old_codes)} sent")
+            if given is not None and num_frames:
+                given = torch.cat([given, self.talker.frame_rows(plan, old_codes)])
         num_old = 0 if old_codes is None else len(old_codes)
-        row = self._packer.request(
-            slot,
-            request,
-            placed.pages,
-            num_prefilled=placed.num_rows - plan.num_rows,
-            num_replayed=num_old - (placed.num_rows - plan.num_rows),
-        )
+        counts = {"num_prefilled": num_frames, "num_replayed": num_old - num_frames}
+        row = self._packer.request(slot, request, placed.pages, **counts)
         self._admission.run(row, (plan.text_ids[-1], plan.codec_ids[-1]))
         if old_codes is not None:
             self.state.recall(slot, old_codes)
@@ -160,27 +163,6 @@ class TalkerRunner:
             self.state.input_rows[slot] = given[-1]
             self._given[slot] = given
         self._num_context[slot] = placed.num_rows
-
-    def _old_codes(self, request: SpeechRequest) -> Tensor | None:
-        """[F, G], the frames that another engine made."""
-        if request.resume is None:
-            return None
-        codes = self.talker.frame_codes(request.resume.codes)
-        if len(codes) != request.resume.num_frames:
-            raise InvalidCodes(f"{request.resume.num_frames} frames announced, {len(codes)} sent")
-        return codes
-
-    def _given_rows(self, placed: Placed, old_codes: Tensor | None) -> Tensor | None:
-        """[rows, D] of a request whose rows are more than sums of two ids: a cloned voice's, or frames'."""
-        request, plan = placed.request, placed.request.plan
-        has_frames = placed.num_rows > plan.num_rows
-        if not has_frames and plan.speaker_row is None and plan.reference_row is None:
-            return None
-        rows = self.talker.prompt_rows(plan, request.reference)
-        if has_frames:
-            assert old_codes is not None
-            rows = torch.cat([rows, self.talker.frame_rows(plan, old_codes)])
-        return rows
 
     @torch.inference_mode()
     def prefill(self, pieces: Sequence[PrefillPiece]) -> None:

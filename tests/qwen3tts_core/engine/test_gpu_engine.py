@@ -16,7 +16,7 @@ from load_tests.logit_error import LogitError, forced_logits
 from qwen3tts_core.ops.interface import NoiseKey
 from qwen3tts_core.ops.reference import ReferenceOps, run_eagerly
 from qwen3tts_core.ops.select import Backend, select_backend
-from qwen3tts_core.types import DrawParams, Sampling
+from qwen3tts_core.types import DrawParams, ReferenceVoice, Sampling
 from tests.qwen3tts_core.request_kit import GREEDY, make_request
 from tests.qwen3tts_core.talker_kit import (
     FOLDERS,
@@ -136,6 +136,40 @@ def test_a_captured_step_makes_the_frames_of_an_eager_one(machine, dtype):
     assert_same_speech(graph, eager)
     assert {stream.finish for stream in graph.values()} == {"stop", "length"}
     assert max(len(stream.codes) for stream in graph.values()) == 60
+
+
+def cloned(request, talker):
+    """The same request in a voice of its own, if its prompt is long enough: one that is heard, and spoke before."""
+    if request.plan.num_rows < 9:
+        return request
+    rng = np.random.default_rng(request.plan.num_rows)
+    codes = rng.integers(
+        talker.config.code_predictor.codebook_size, size=(4, talker.config.talker.num_code_groups)
+    )
+    voice = ReferenceVoice(
+        "v", rng.normal(size=talker.width).astype("<f4").tobytes(), codes.astype("<i2").tobytes()
+    )
+    return replace(request, plan=replace(request.plan, speaker_row=1, reference_row=3), reference=voice)
+
+
+@each_dtype
+def test_cloned_voices_among_others_make_the_frames_of_eager_steps(machine, dtype):
+    """Their prompts are made before the graph, the others' in it; cut to pieces, too."""
+    talker = open_talker_on(machine, "custom_voice_large", dtype)
+    plain = mixed_requests(6, frames=23)
+    requests = [cloned(request, talker) for request in plain]
+    config = engine_config(num_slots=8, decode_buckets=(8,), prefill_buckets=(16, 64))
+    graph = run_with_arrivals(talker, config, requests, machine.backend())
+    eager = run_with_arrivals(talker, config, requests, machine.backend(capture=run_eagerly))
+    assert_same_speech(graph, eager)
+    without = run_with_arrivals(talker, config, plain, machine.backend())
+    is_heard = [
+        not np.array_equal(graph[r.request_id].codes, without[r.request_id].codes)
+        for r in requests
+        if r.reference is not None
+    ]
+    assert len(is_heard) == 4
+    assert any(is_heard)
 
 
 def test_every_bucket_makes_the_frames_of_the_reference_on_cpu(machine):

@@ -146,9 +146,8 @@ def test_nobody_s_row_leaves_the_padding_row_as_it_was(state):
     before = snapshot(state)
     packer = RowPacker(state.page_table.shape[1], state.trailing_ids.shape[1], TRASH)
     state.put(torch.from_numpy(packer.nobody(state.padding_slot)), torch.zeros(WIDTH))
-    for name in ("seen", "input_rows", "trailing_ids", "page_table"):
-        assert torch.equal(getattr(state, name), before[name]), name
-    assert int(state.read(only(state.padding_slot)).column("active")) == 0
+    for name, tensor in tensors(state).items():
+        assert torch.equal(tensor, before[name]), name
 
 
 def test_the_padding_row_belongs_to_nobody(state):

@@ -15,7 +15,7 @@ from qwen3tts_core.engine.talker_runner import TalkerRunner
 from qwen3tts_core.errors import EngineFault, InvalidRequest
 from qwen3tts_core.ops.reference import run_eagerly
 from qwen3tts_core.ops.select import Backend
-from qwen3tts_core.types import ReferenceVoice, Sampling
+from qwen3tts_core.types import ReferenceVoice, Resume, Sampling
 from tests.qwen3tts_core.request_kit import make_plan, make_request
 from tests.qwen3tts_core.talker_kit import backend_for, engine_config, small_talker
 
@@ -200,6 +200,38 @@ def test_a_request_joins_with_one_copy_and_one_launch_for_its_slot_one_for_its_p
         assert calls.names[:2] == ["copy_", "launch"]
         assert calls.names.count("launch") == 2
         assert "copy_" not in calls.names[2:], "nobody joined or left"
+
+
+@pytest.mark.parametrize("is_cloned", [False, True])
+def test_ids_that_no_table_holds_are_told_and_nothing_is_written(is_cloned):
+    """In a graph they would end every stream of the GPU."""
+    desk = Desk()
+    request = cloned("a", rows=6) if is_cloned else make_request("a", rows=6)
+    plan = replace(request.plan, text_ids=(*request.plan.text_ids[:-1], 10**6))
+    before = desk.runner.state.ints.clone()
+    with pytest.raises(EngineFault, match=str(10**6)):
+        desk.join(replace(request, plan=plan))
+    assert torch.equal(desk.runner.state.ints, before)
+
+
+def test_a_slot_that_nobody_tidied_up_knows_nothing_of_the_voice_before():
+    desk, alone = Desk(num_slots=1), Desk(num_slots=1)
+    desk.join(cloned("c", rows=6))
+    desk.scheduler.release("c")  # and no word to the runner
+    plain = make_request("a", rows=6, frames=9)
+    (placed,), (expected,) = desk.join(plain), alone.join(plain)
+    desk.cache_prompts()
+    alone.cache_prompts()
+    assert torch.equal(keys_of(desk, placed), keys_of(alone, expected))
+
+
+def test_a_voice_that_does_not_fit_is_told_before_frames_that_cannot_be_resumed():
+    """The first is the caller's, the second another engine's."""
+    voice = ReferenceVoice("v", np.zeros(3, "<f4").tobytes())
+    plan = replace(make_plan(4), speaker_row=1)
+    resume = Resume(np.full((1, 4), 30_000, "<i2").tobytes(), (1,))
+    with pytest.raises(InvalidRequest, match="3 values"):
+        Desk().join(make_request("a", plan=plan, reference=voice, resume=resume))
 
 
 # ---------------------------------------------------------------- decode
