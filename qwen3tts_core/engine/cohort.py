@@ -1,13 +1,13 @@
 """Turns the results of decode steps into ramp-sized batches of frames.
 
-While the same requests run, a step costs the host nothing per row: its results are kept as one
-array, and a counter per row says when somebody's chunk is full. Rows are looked at when theirs is,
-when they end, and when the membership changes. Knows nothing of threads or devices.
+A step costs the host nothing per row: its results are kept as one array, and a counter per row says
+when somebody's chunk is full. Rows are looked at when theirs is, when they end, and when they join.
+Knows nothing of threads or devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,52 +66,66 @@ class FrameStream:
 
 
 class Cohort:
-    """Consecutive steps of one membership. Row i of every result belongs to `members[i]`."""
+    """What consecutive steps made, by slot. Row i of a step's result belongs to `members[i]`."""
 
-    def __init__(self, members: tuple[Placed, ...], num_missing: Sequence[int]) -> None:
-        """num_missing: frames until each member's chunk is full."""
-        self.members = members
-        self._frames = np.empty((0, len(members), 0), np.int16)  # [steps, rows, G]; num_steps of them count
+    def __init__(self, num_slots: int) -> None:
+        self.members: tuple[Placed, ...] = ()
+        self._slots = np.empty(0, np.int64)  # of the members
+        self._owners: list[Placed | None] = [None] * num_slots
+        self._frames = np.empty((0, num_slots, 0), np.int16)  # [steps, slots, G]; num_steps of them count
         self._num_steps = 0
-        self._taken = np.zeros(len(members), np.int64)
-        self._missing = np.array(num_missing, np.int64)
+        self._taken = np.full(num_slots, _NEVER)
+        self._missing = np.full(num_slots, _NEVER)
+
+    def change(self, members: tuple[Placed, ...], num_missing: Callable[[Placed], int]) -> None:
+        """Of the steps from now on: who stays keeps its frames and its count, who left is forgotten.
+
+        num_missing: frames until the chunk is full, asked for those that are new.
+        """
+        self.members = members
+        self._slots = np.array([placed.slot for placed in members], np.int64)
+        has_left = np.ones(len(self._owners), bool)
+        has_left[self._slots] = False
+        self._taken[has_left] = self._missing[has_left] = _NEVER
+        for placed in members:
+            if self._owners[placed.slot] is not placed:
+                self._owners[placed.slot] = placed
+                self._taken[placed.slot] = self._num_steps
+                self._missing[placed.slot] = num_missing(placed)
 
     def add(self, results: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keep a step's results, [rows, G + 1] (copied), and say which rows need a look now."""
         if self._num_steps == len(self._frames):
             self._make_room(results.shape[1] - 1)
-        self._frames[self._num_steps] = results[:, :-1]
+        self._frames[self._num_steps, self._slots] = results[:, :-1]
         self._num_steps += 1
-        self._missing -= 1
-        touched: NDArray[np.int64] = np.flatnonzero((results[:, -1] != FRAME) | (self._missing <= 0))
+        self._missing[self._slots] -= 1
+        is_full = self._missing[self._slots] <= 0
+        touched: NDArray[np.int64] = np.flatnonzero((results[:, -1] != FRAME) | is_full)
         return touched
 
     def take(self, row: int, outcome: int) -> NDArray[np.int16]:
         """A row's frames since its last `take`, [F, G]; a STOP step made none."""
+        slot = self._slots[row]
         end = self._num_steps - (outcome == STOP)
-        start = min(int(self._taken[row]), end)
-        self._taken[row] = self._num_steps
-        return self._frames[start:end, row].copy()
+        start = min(int(self._taken[slot]), end)
+        self._taken[slot] = self._num_steps
+        return self._frames[start:end, slot].copy()
 
     def expect(self, row: int, num_missing: int) -> None:
         """The row's chunk is full that many frames from now."""
-        self._missing[row] = num_missing
+        self._missing[self._slots[row]] = num_missing
 
     def forget(self, row: int) -> None:
         """Nobody waits for the row any more."""
-        self._missing[row] = _NEVER
-        self._taken[row] = _NEVER
-
-    def rest(self, row: int) -> NDArray[np.int16]:
-        """What a row still has when the membership changes."""
-        return self.take(row, FRAME)
+        self._missing[self._slots[row]] = self._taken[self._slots[row]] = _NEVER
 
     def _make_room(self, num_groups: int) -> None:
-        """Drop the steps that every row has taken; more room where that isn't enough."""
+        """Drop the steps that every slot has taken; more room where that isn't enough."""
         done = min(int(self._taken.min(initial=_NEVER)), self._num_steps)
         kept = self._frames[done : self._num_steps]
         room = max(_STEPS_AT_FIRST, 2 * len(kept))
-        self._frames = np.empty((room, len(self.members), num_groups), np.int16)
+        self._frames = np.empty((room, len(self._owners), num_groups), np.int16)
         if len(kept):
             self._frames[: len(kept)] = kept
         self._num_steps = len(kept)

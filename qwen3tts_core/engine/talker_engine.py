@@ -63,7 +63,7 @@ class TalkerEngine:
         self._streams: dict[str, FrameStream] = {}
         self._cancelled: list[str] = []
         self._pending: deque[PendingStep] = deque()
-        self._cohort = Cohort((), ())
+        self._cohort = Cohort(runner.config.num_slots)
         self._wake = threading.Condition()
         self._stopping = False
         self._fault: BaseException | None = None
@@ -230,7 +230,8 @@ class TalkerEngine:
         """Hand out what a finished step made."""
         results = step.wait()
         if step.placed is not self._cohort.members:
-            self._change_cohort(step.placed)
+            with self._wake:
+                self._cohort.change(step.placed, self._num_missing)
         touched = self._cohort.add(results)
         outcomes = results[:, -1]
         self._num_frames += int(np.count_nonzero((outcomes == FRAME) | (outcomes == FRAME_AND_LIMIT)))
@@ -256,15 +257,10 @@ class TalkerEngine:
             del self._streams[placed.request.request_id]
             self._release(placed.request.request_id)
 
-    def _change_cohort(self, members: tuple[Placed, ...]) -> None:
-        """Requests joined or left: carry over what the rows have so far."""
-        with self._wake:
-            for row, placed in enumerate(self._cohort.members):
-                stream = self._live_stream(placed)
-                if stream is not None:
-                    stream.add(self._cohort.rest(row))
-            streams = [self._live_stream(placed) for placed in members]
-        self._cohort = Cohort(members, [1 if stream is None else stream.num_missing for stream in streams])
+    def _num_missing(self, placed: Placed) -> int:
+        """Of one that joined; who has left since is looked at with the first step."""
+        stream = self._live_stream(placed)
+        return 1 if stream is None else stream.num_missing
 
     def _live_stream(self, placed: Placed) -> FrameStream | None:
         """Whoever waits for this very request's frames: not the next one of the same id."""
