@@ -46,13 +46,17 @@ class FakeStats:
 
 @dataclass
 class Script:
-    """What a fake engine does: frames per stream, seconds per item, room, and when to break."""
+    """What a fake engine does: frames per stream, seconds per item, room, and when to break.
+
+    permits: each item takes one, and is not made before there is one; None makes them all.
+    """
 
     num_frames: int = 9
     seconds_per_item: float = 0.0
     capacity: int = 1000
     fail_after_frames: int | None = None
     error: Exception = field(default_factory=lambda: EngineFault("secret detail: page 7 of 12"))
+    permits: threading.Semaphore | None = None
 
 
 class _Threaded:
@@ -62,6 +66,7 @@ class _Threaded:
         self.script, self._outbox = script, outbox
         self._active, self._queue = {}, []
         self._num_started, self._stopping = 0, False
+        self.most_active = 0
         self._wake, self._ended = threading.Condition(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -91,6 +96,7 @@ class _Threaded:
                 raise EngineFault(f"{request_id} is already active")
             self._active[request_id] = state
             self._num_started += 1
+            self.most_active = max(self.most_active, len(self._active))
 
     def _drop(self, request_id):
         with self._wake:
@@ -112,11 +118,18 @@ class _Threaded:
                 state = self._active.get(request_id)
             if state is None:
                 continue
-            if self._ended.wait(self.script.seconds_per_item):
+            if self._ended.wait(self.script.seconds_per_item) or not self._may_make():
                 return
             item = work(state)
             self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
             self._outbox.flush()
+
+    def _may_make(self):
+        """Once there is a permit; not when the engine was stopped before."""
+        while (permits := self.script.permits) is not None and not permits.acquire(timeout=0.02):
+            if self._ended.is_set():
+                return False
+        return True
 
 
 class FakeTalkerEngine(_Threaded):
@@ -377,13 +390,13 @@ class AsgiCall:
     def body(self):
         return b"".join(part for _, part in self.parts)
 
-    async def wait_for_parts(self, count, timeout_s=10):
+    async def wait_for_parts(self, count, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             while len(self.parts) < count and not self.task.done():
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def finish(self, timeout_s=30):
+    async def finish(self, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             await self.task
         return self
@@ -456,7 +469,7 @@ class AsgiSocket:
                 current = message["utterance_index"]
         return b"".join(parts)
 
-    async def wait_for(self, kind, count=1, timeout_s=20):
+    async def wait_for(self, kind, count=1, timeout_s=60):
         """The latest, once there are so many; the app's own end ends the wait."""
         async with asyncio.timeout(timeout_s):
             while len(self.told(kind)) < count and not self.task.done():
@@ -466,7 +479,7 @@ class AsgiSocket:
         assert len(told) >= count, f"{kind} didn't come: {self.messages[-3:]}, closed with {self.close_code}"
         return told[-1]
 
-    async def wait_until_over(self, timeout_s=20):
+    async def wait_until_over(self, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             await self.task
         return self
@@ -477,8 +490,10 @@ class AsgiSocket:
         await self.wait_until_over()
 
 
-async def until(predicate, timeout_s=2.0):
-    """Poll until true; the deadline is the promise under test."""
+async def until(predicate, timeout_s=30.0):
+    """Poll until true. The deadline ends a test that waits in vain, and is no promise: a busy machine stands still for
+    seconds. What may not end by itself meanwhile takes longer than that.
+    """
     async with asyncio.timeout(timeout_s):
         while not predicate():  # noqa: ASYNC110 - engines live on threads of their own
             await asyncio.sleep(0.005)
