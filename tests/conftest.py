@@ -13,7 +13,9 @@ import hypothesis
 import pytest
 
 # No deadline: a loaded machine is no failure. The whole test has one.
-hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.register_profile(
+    "project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("project")
 
 # Read when ray is first imported, wherever that happens. Without the first, a Ray command run earlier

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -94,8 +94,11 @@ async def halt(pid):
     """Stop a process until it gets SIGCONT; returns when the last of its threads has stopped."""
 
     def states():
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+        found = set()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                found.add((task / "stat").read_text().rpartition(")")[2].split()[0])
+        return found
 
     os.kill(pid, signal.SIGSTOP)
     await until(lambda: states() == {"T"})
@@ -245,12 +248,20 @@ async def test_its_log_lines_are_the_replica_s(caplog):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_an_error_at_opening_is_the_constructor_s(error):
-    before = set(descendants(os.getpid()))
+async def test_an_error_at_opening_is_the_constructor_s(monkeypatch, error):
+    spawn, spawned = engine_process._spawn, []
+
+    def noted(name):
+        process, link = spawn(name)
+        spawned.append(process)
+        return process, link
+
+    monkeypatch.setattr(engine_process, "_spawn", noted)
     with pytest.raises(type(error)) as caught:
         Process(engines.open_failing, error)
     assert (caught.value.args, str(caught.value)) == (error.args, str(error))
-    assert set(descendants(os.getpid())) <= before
+    (process,) = spawned
+    assert not exists(process.pid)
 
 
 async def test_an_engine_that_can_t_warm_up_isn_t_ready():

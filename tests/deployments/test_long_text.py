@@ -117,7 +117,7 @@ async def test_the_next_sentence_is_begun_before_the_last_of_this_one_is_sent(op
             """The next item when the one before has been heard."""
             num_bytes = 60 * 3840 * request.piece
             async for item in generate(request):
-                await until(lambda: len(call.body) == num_bytes)
+                await until(lambda expected=num_bytes: len(call.body) == expected)
                 num_bytes += 3840 * FrameBatch.from_bytes(item).num_frames
                 yield item
 

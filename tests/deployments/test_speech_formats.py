@@ -157,7 +157,8 @@ async def test_a_format_without_its_encoder_is_refused_and_never_wav(open_chain,
 async def test_leaving_frees_the_encoder_with_the_rest(open_chain, monkeypatch, mode):
     closed, close = threading.Event(), Encoder.close
     monkeypatch.setattr(Encoder, "close", lambda self: (close(self), closed.set()))
-    async with open_chain(talker=Script(num_frames=2_000, seconds_per_item=0.02)) as chain:
+    slow = Script(num_frames=2_000, permits=threading.Semaphore(6))  # of the tone there are 100 frames
+    async with open_chain(talker=slow) as chain:
         call = speak(chain, response_format="mp3", speed=1.5, **MODES[mode])
         if mode == "streamed":
             await call.wait_for_parts(2)
