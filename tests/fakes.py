@@ -107,6 +107,11 @@ class _Threaded:
             self._queue.append((request_id, work))
             self._wake.notify()
 
+    @property
+    def is_idle(self):
+        """All that it was given so far has been made, and given to the outbox."""
+        return not self._queue
+
     def _run(self):
         while True:
             with self._wake:
@@ -114,15 +119,20 @@ class _Threaded:
                     self._wake.wait()
                 if self._stopping:
                     return
-                request_id, work = self._queue.pop(0)
+                request_id, work = self._queue[0]
                 state = self._active.get(request_id)
-            if state is None:
-                continue
-            if self._ended.wait(self.script.seconds_per_item) or not self._may_make():
-                return
-            item = work(state)
-            self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
-            self._outbox.flush()
+            if state is not None:
+                if self._ended.wait(self.script.seconds_per_item) or not self._may_make():
+                    return
+                item = work(state)
+                self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
+                self._outbox.flush()
+                self._made(state)
+            with self._wake:
+                self._queue.pop(0)
+
+    def _made(self, state):
+        """Called when an item has been given to the outbox."""
 
     def _may_make(self):
         """Once there is a permit; not when the engine was stopped before."""
@@ -133,12 +143,16 @@ class _Threaded:
 
 
 class FakeTalkerEngine(_Threaded):
-    """Frames of `fake_codes(seed)` in ramp-sized batches; stops at `num_frames` or the request's limit."""
+    """Frames of `fake_codes(seed)` in ramp-sized batches; stops at `num_frames` or the request's limit.
+
+    num_decoded: of a request's frames, where somebody counts them. An error overtakes what is still being decoded: by the
+    script's, everything before it is.
+    """
 
     def __init__(self, outbox, script=None, ramp=None):
         super().__init__(outbox, script or Script())
         self._ramp = ramp or ChunkRamp()
-        self.requests = []
+        self.requests, self.num_decoded = [], None
 
     def submit(self, request):
         self._admit(request.request_id, request)
@@ -159,11 +173,20 @@ class FakeTalkerEngine(_Threaded):
         def work(request):
             limit = self.script.fail_after_frames
             if limit is not None and last > limit:
+                self._let_be_decoded(request, first)
                 return self.script.error
             codes = fake_codes(request.seed, first, last - first, request.piece)
             return FrameBatch(first, last - first, NUM_GROUPS, codes.tobytes(), finish)
 
         return work
+
+    def _let_be_decoded(self, request, num_frames):
+        if self.num_decoded is None or (request.resume and request.resume.num_frames == num_frames):
+            return
+        while self.num_decoded(request.request_id) < num_frames and request.request_id in self._active:
+            if self._ended.wait(0.005):
+                return
+        self._ended.wait(0.02)  # and be passed on
 
     def cancel(self, request_id):
         self._drop(request_id)
@@ -176,9 +199,17 @@ class FakeCodecEngine(_Threaded):
         super().__init__(outbox, script or Script())
         self._samples_per_frame = samples_per_frame
         self.references, self.cuts_replayed = [], []
+        self._num_decoded = {}
+
+    def num_decoded(self, request_id):
+        """Frames whose audio the outbox has."""
+        return self._num_decoded.get(request_id, 0)
+
+    def _made(self, state):
+        self._num_decoded[state["id"]] = state["next"]
 
     def open(self, request_id, reference=None):
-        self._admit(request_id, {"next": 0})
+        self._admit(request_id, {"id": request_id, "next": 0})
         self.references.append(reference)
 
     def submit(self, request_id, frames):
@@ -269,8 +300,11 @@ class _FakeMethod:
         return FakeStream(result) if inspect.isasyncgen(result) else FakeResponse(result)
 
 
-def mortal(method, *ends):
-    """A streaming method whose next calls each die after so many items, as with their replica; then it lives on."""
+def mortal(method, *ends, before=None):
+    """A streaming method whose next calls each die after so many items, as with their replica; then it lives on.
+
+    before: awaited before each death.
+    """
     from ray.exceptions import ActorDiedError  # here: the processes of fake engines need no Ray
 
     left = list(ends)
@@ -280,6 +314,8 @@ def mortal(method, *ends):
         async with aclosing(method(*args)) as items:
             async for item in items:
                 if num_items == 0:
+                    if before is not None:
+                        await before()
                     raise ActorDiedError
                 num_items -= 1
                 yield item

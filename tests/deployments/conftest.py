@@ -161,6 +161,9 @@ class Chain:
             self.codec_handle = FakeHandle(self.codec)
             self.ingress = front = Ingress(ingress_settings, {**handles, "Codec": self.codec_handle}, "value")
         self.codec_engine = self.codec._engine
+        if home == "thread":
+            for engine in self.talker_engines.values():
+                engine.num_decoded = self.codec_engine.num_decoded
         self.app = front.__serve_build_asgi_app__()
 
     @property

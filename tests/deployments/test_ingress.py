@@ -271,8 +271,7 @@ async def test_overload_is_a_503_that_says_when_to_come_back(open_chain, full, s
 
 
 # ---------------------------------------------------------------- failures
-# Slow enough that the audio before it is out: an error overtakes what is still being decoded.
-LATE_FAULT = Script(num_frames=60, fail_after_frames=12, seconds_per_item=0.05)
+LATE_FAULT = Script(num_frames=60, fail_after_frames=12)
 
 
 @pytest.mark.parametrize("broken", ["talker", "codec"])
