@@ -24,6 +24,11 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for _name in (
+    "NO_PROXY",
+    "no_proxy",
+):  # the servers of the tests are on this machine, and no proxy's business
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "127.0.0.1", "127.0.0.2", "localhost")))
 
 
 def pytest_addoption(parser):

@@ -48,6 +48,12 @@ ERRORS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A process that waits for a processor is no stuck one."""
+    monkeypatch.setattr(engine_process, "_ANSWER_WITHIN_S", 60.0)
+
+
 class Process(TalkerProcess):
     """What a replica has, and its outbox."""
 

@@ -238,6 +238,8 @@ async def test_a_name_that_changes_its_address_after_the_check_changes_nothing(c
 async def test_an_https_url_is_fetched_by_address_under_its_name(certificate, monkeypatch):
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.2:9")  # nobody is there: a proxy taken would fail
+    for variable in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(variable)
     site = Site(lambda path: ok())
     async with serving(site, certificate) as port:
         assert (
