@@ -13,7 +13,9 @@ import hypothesis
 import pytest
 
 # No deadline: a loaded machine is no failure. The whole test has one.
-hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.register_profile(
+    "project", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("project")
 
 # Read when ray is first imported, wherever that happens. Without the first, a Ray command run earlier
@@ -22,6 +24,11 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for _name in (
+    "NO_PROXY",
+    "no_proxy",
+):  # the servers of the tests are on this machine, and no proxy's business
+    os.environ[_name] = ",".join(filter(None, (os.environ.get(_name), "127.0.0.1", "127.0.0.2", "localhost")))
 
 
 def pytest_addoption(parser):

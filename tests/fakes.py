@@ -46,13 +46,17 @@ class FakeStats:
 
 @dataclass
 class Script:
-    """What a fake engine does: frames per stream, seconds per item, room, and when to break."""
+    """What a fake engine does: frames per stream, seconds per item, room, and when to break.
+
+    permits: each item takes one, and is not made before there is one; None makes them all.
+    """
 
     num_frames: int = 9
     seconds_per_item: float = 0.0
     capacity: int = 1000
     fail_after_frames: int | None = None
     error: Exception = field(default_factory=lambda: EngineFault("secret detail: page 7 of 12"))
+    permits: threading.Semaphore | None = None
 
 
 class _Threaded:
@@ -62,6 +66,7 @@ class _Threaded:
         self.script, self._outbox = script, outbox
         self._active, self._queue = {}, []
         self._num_started, self._stopping = 0, False
+        self.most_active = 0
         self._wake, self._ended = threading.Condition(), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -91,6 +96,7 @@ class _Threaded:
                 raise EngineFault(f"{request_id} is already active")
             self._active[request_id] = state
             self._num_started += 1
+            self.most_active = max(self.most_active, len(self._active))
 
     def _drop(self, request_id):
         with self._wake:
@@ -101,6 +107,11 @@ class _Threaded:
             self._queue.append((request_id, work))
             self._wake.notify()
 
+    @property
+    def is_idle(self):
+        """All that it was given so far has been made, and given to the outbox."""
+        return not self._queue
+
     def _run(self):
         while True:
             with self._wake:
@@ -108,24 +119,40 @@ class _Threaded:
                     self._wake.wait()
                 if self._stopping:
                     return
-                request_id, work = self._queue.pop(0)
+                request_id, work = self._queue[0]
                 state = self._active.get(request_id)
-            if state is None:
-                continue
-            if self._ended.wait(self.script.seconds_per_item):
-                return
-            item = work(state)
-            self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
-            self._outbox.flush()
+            if state is not None:
+                if self._ended.wait(self.script.seconds_per_item) or not self._may_make():
+                    return
+                item = work(state)
+                self._outbox.put(request_id, item if isinstance(item, Exception) else item.to_bytes())
+                self._outbox.flush()
+                self._made(state)
+            with self._wake:
+                self._queue.pop(0)
+
+    def _made(self, state):
+        """Called when an item has been given to the outbox."""
+
+    def _may_make(self):
+        """Once there is a permit; not when the engine was stopped before."""
+        while (permits := self.script.permits) is not None and not permits.acquire(timeout=0.02):
+            if self._ended.is_set():
+                return False
+        return True
 
 
 class FakeTalkerEngine(_Threaded):
-    """Frames of `fake_codes(seed)` in ramp-sized batches; stops at `num_frames` or the request's limit."""
+    """Frames of `fake_codes(seed)` in ramp-sized batches; stops at `num_frames` or the request's limit.
+
+    num_decoded: of a request's frames, where somebody counts them. An error overtakes what is still being decoded: by the
+    script's, everything before it is.
+    """
 
     def __init__(self, outbox, script=None, ramp=None):
         super().__init__(outbox, script or Script())
         self._ramp = ramp or ChunkRamp()
-        self.requests = []
+        self.requests, self.num_decoded = [], None
 
     def submit(self, request):
         self._admit(request.request_id, request)
@@ -146,11 +173,20 @@ class FakeTalkerEngine(_Threaded):
         def work(request):
             limit = self.script.fail_after_frames
             if limit is not None and last > limit:
+                self._let_be_decoded(request, first)
                 return self.script.error
             codes = fake_codes(request.seed, first, last - first, request.piece)
             return FrameBatch(first, last - first, NUM_GROUPS, codes.tobytes(), finish)
 
         return work
+
+    def _let_be_decoded(self, request, num_frames):
+        if self.num_decoded is None or (request.resume and request.resume.num_frames == num_frames):
+            return
+        while self.num_decoded(request.request_id) < num_frames and request.request_id in self._active:
+            if self._ended.wait(0.005):
+                return
+        self._ended.wait(0.02)  # and be passed on
 
     def cancel(self, request_id):
         self._drop(request_id)
@@ -163,9 +199,17 @@ class FakeCodecEngine(_Threaded):
         super().__init__(outbox, script or Script())
         self._samples_per_frame = samples_per_frame
         self.references, self.cuts_replayed = [], []
+        self._num_decoded = {}
+
+    def num_decoded(self, request_id):
+        """Frames whose audio the outbox has."""
+        return self._num_decoded.get(request_id, 0)
+
+    def _made(self, state):
+        self._num_decoded[state["id"]] = state["next"]
 
     def open(self, request_id, reference=None):
-        self._admit(request_id, {"next": 0})
+        self._admit(request_id, {"id": request_id, "next": 0})
         self.references.append(reference)
 
     def submit(self, request_id, frames):
@@ -256,8 +300,11 @@ class _FakeMethod:
         return FakeStream(result) if inspect.isasyncgen(result) else FakeResponse(result)
 
 
-def mortal(method, *ends):
-    """A streaming method whose next calls each die after so many items, as with their replica; then it lives on."""
+def mortal(method, *ends, before=None):
+    """A streaming method whose next calls each die after so many items, as with their replica; then it lives on.
+
+    before: awaited before each death.
+    """
     from ray.exceptions import ActorDiedError  # here: the processes of fake engines need no Ray
 
     left = list(ends)
@@ -267,6 +314,8 @@ def mortal(method, *ends):
         async with aclosing(method(*args)) as items:
             async for item in items:
                 if num_items == 0:
+                    if before is not None:
+                        await before()
                     raise ActorDiedError
                 num_items -= 1
                 yield item
@@ -377,13 +426,13 @@ class AsgiCall:
     def body(self):
         return b"".join(part for _, part in self.parts)
 
-    async def wait_for_parts(self, count, timeout_s=10):
+    async def wait_for_parts(self, count, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             while len(self.parts) < count and not self.task.done():
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def finish(self, timeout_s=30):
+    async def finish(self, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             await self.task
         return self
@@ -456,7 +505,7 @@ class AsgiSocket:
                 current = message["utterance_index"]
         return b"".join(parts)
 
-    async def wait_for(self, kind, count=1, timeout_s=20):
+    async def wait_for(self, kind, count=1, timeout_s=60):
         """The latest, once there are so many; the app's own end ends the wait."""
         async with asyncio.timeout(timeout_s):
             while len(self.told(kind)) < count and not self.task.done():
@@ -466,7 +515,7 @@ class AsgiSocket:
         assert len(told) >= count, f"{kind} didn't come: {self.messages[-3:]}, closed with {self.close_code}"
         return told[-1]
 
-    async def wait_until_over(self, timeout_s=20):
+    async def wait_until_over(self, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             await self.task
         return self
@@ -477,8 +526,10 @@ class AsgiSocket:
         await self.wait_until_over()
 
 
-async def until(predicate, timeout_s=2.0):
-    """Poll until true; the deadline is the promise under test."""
+async def until(predicate, timeout_s=30.0):
+    """Poll until true. The deadline ends a test that waits in vain, and is no promise: a busy machine stands still for
+    seconds. What may not end by itself meanwhile takes longer than that.
+    """
     async with asyncio.timeout(timeout_s):
         while not predicate():  # noqa: ASYNC110 - engines live on threads of their own
             await asyncio.sleep(0.005)

@@ -33,6 +33,47 @@ GOLDEN = ROOT / "tests" / "parity" / "golden" / "seed0"
 
 
 @pytest.fixture
+async def own_time():
+    """The event loop's time is the test's own: with nothing to do, it is at once when the next timer is due.
+
+    For coroutines that wait for each other and for timers alone, not for threads or sockets. However slow the machine
+    is, what takes 0.1 s comes before what takes 0.2 s.
+    """
+    loop = asyncio.get_running_loop()
+    select, now = loop._selector.select, loop.time()
+
+    def select_at_once(timeout=None):
+        nonlocal now
+        now += timeout or 0.0
+        return select(timeout and 0.0)
+
+    loop.time, loop._selector.select = lambda: now, select_at_once
+    yield
+    del loop.time, loop._selector.select
+
+
+@pytest.fixture
+async def skip():
+    """skip(seconds): so much later it is at once on the event loop; whatever else happens takes its time."""
+    loop = asyncio.get_running_loop()
+    plain, ahead = loop.time, 0.0
+
+    def skip(seconds):
+        nonlocal ahead
+        ahead += seconds
+
+    loop.time = lambda: plain() + ahead
+    yield skip
+    del loop.time
+
+
+async def settled():
+    """Every coroutine has gone as far as it can with what is there."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
 def make_checkpoint(tmp_path):
     """A golden variant with its own codec or another's, in a folder of that name; links, so nothing is copied."""
 
@@ -120,6 +161,9 @@ class Chain:
             self.codec_handle = FakeHandle(self.codec)
             self.ingress = front = Ingress(ingress_settings, {**handles, "Codec": self.codec_handle}, "value")
         self.codec_engine = self.codec._engine
+        if home == "thread":
+            for engine in self.talker_engines.values():
+                engine.num_decoded = self.codec_engine.num_decoded
         self.app = front.__serve_build_asgi_app__()
 
     @property
@@ -130,7 +174,7 @@ class Chain:
 
     async def until_held(self, num):
         """`num_held`, wherever the engines live."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 held = [await deployment.stats() for deployment in (*self.talkers.values(), self.codec)]
                 if sum(stats["num_active"] for stats in held) == num:

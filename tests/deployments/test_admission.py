@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from tests.clips import as_base64, wav_clip
+from tests.deployments.conftest import settled
 from tests.fakes import FakeReferenceEncoder, Script, until
 
 SPEECH = "/v1/audio/speech"
@@ -63,11 +64,11 @@ async def test_while_engines_are_full_nothing_is_done_for_a_request(open_base):
     known, other = (
         {"ref_audio": as_base64(wav_clip(seconds)), "x_vector_only_mode": True} for seconds in (1.5, 2.0)
     )
-    encoder, slow = HeldSecond(), Script(num_frames=2000, seconds_per_item=0.02, capacity=1)
+    encoder, slow = HeldSecond(), Script(num_frames=2000, seconds_per_item=0.3, capacity=1)  # 24 s by itself
     async with open_base(encoder=encoder, talker=slow) as chain:
         chain.ingress._models.default.chains.admission._clock = lambda: 100.0
         running = speak(chain, **known, stream=True, max_new_tokens=2000)
-        await until(lambda: chain.talker_engine.stats().num_active == 1)
+        await running.wait_for_parts(1)  # its first audio, come after a refusal, would open the door again
         for clip in (known, known, known, other, known, other):
             assert (await speak(chain, **clip).finish()).status == 503
         assert len(chain.talker_engine.requests) == 1
@@ -100,12 +101,26 @@ async def test_no_audio_by_the_deadline_is_a_504_that_frees_everything(open_chai
         await until(lambda: chain.num_held == 0)
 
 
-async def test_the_deadline_is_for_the_first_audio_alone(open_chain):
-    slow = Script(num_frames=700, seconds_per_item=0.05)  # 31 items: 1.6 s
-    async with open_chain(talker=slow, first_audio_timeout_s=1.0) as chain:
-        for mode in ({}, {"stream": True}):
-            call = await speak(chain, max_new_tokens=700, **mode).finish()
-            assert (call.status, len(call.body)) == (200, 700 * 3840)
+@pytest.mark.parametrize("mode", [{}, {"stream": True}])
+async def test_the_deadline_is_for_the_first_audio_alone(open_chain, skip, mode):
+    slow, passed_on = Script(num_frames=60, permits=threading.Semaphore(1)), []
+    async with open_chain(talker=slow, first_audio_timeout_s=300.0) as chain:
+        decode = chain.codec.decode
+
+        async def noted(request):
+            async for item in decode(request):
+                yield item
+                passed_on.append(item)
+
+        chain.codec.decode = noted
+        call = speak(chain, **mode)
+        await until(lambda: passed_on)
+        await settled()
+        skip(301)
+        await settled()
+        slow.permits.release(5)
+        await call.finish()
+        assert (call.status, len(call.body)) == (200, 60 * 3840)
 
 
 class HeldEncoder(FakeReferenceEncoder):
@@ -113,33 +128,48 @@ class HeldEncoder(FakeReferenceEncoder):
 
     def __init__(self):
         super().__init__()
-        self.released = threading.Event()
+        self.has_begun, self.released = threading.Event(), threading.Event()
 
     def _run(self, clip, key, in_context):
+        self.has_begun.set()
         assert self.released.wait(60)
         return super()._run(clip, key, in_context)
 
 
-async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base):
+async def test_a_clip_that_is_encoded_too_long_meets_the_same_deadline(open_base, skip):
     encoder = HeldEncoder()
     clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
-    async with open_base(encoder=encoder, first_audio_timeout_s=2.0) as chain:
-        call = await speak(chain, **clone).finish()
+    async with open_base(encoder=encoder, first_audio_timeout_s=300.0) as chain:
+        call = speak(chain, **clone)
+        await until(encoder.has_begun.is_set)
+        skip(301)
+        await call.finish()
         assert (call.status, error_of(call)["code"]) == (504, "first_audio_timeout")
         assert chain.talker_engine.requests == []
         encoder.released.set()
         assert (await speak(chain, **clone).finish()).status == 200, "what was encoded meanwhile is kept"
 
 
-async def test_one_clock_runs_over_all_the_waits(open_base):
+async def test_one_clock_runs_over_all_the_waits(open_base, skip):
     """Neither the clip nor the first frame takes longer than is given, and both together do."""
-    encoder = FakeReferenceEncoder(seconds=2.5)
+    encoder = HeldEncoder()
     clone = {"ref_audio": as_base64(wav_clip()), "x_vector_only_mode": True}
-    slow = Script(num_frames=1, seconds_per_item=2.5)
-    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=4.5) as chain:
-        assert (await speak(chain, **clone).finish()).status == 504
-        assert len(chain.talker_engine.requests) == 1
-        assert (await speak(chain, **clone).finish()).status == 200, "the clip is remembered"
+    slow = Script(num_frames=1, permits=threading.Semaphore(0))
+    async with open_base(encoder=encoder, talker=slow, first_audio_timeout_s=300.0) as chain:
+        call = speak(chain, **clone)
+        await until(encoder.has_begun.is_set)
+        skip(200)
+        encoder.released.set()
+        await until(lambda: len(chain.talker_engine.requests) == 1)
+        skip(200)
+        assert (await call.finish()).status == 504
+        await until(lambda: chain.num_held == 0)
+        call = speak(chain, **clone)
+        await until(lambda: len(chain.talker_engine.requests) == 2)
+        skip(200)
+        await settled()
+        slow.permits.release(2)
+        assert (await call.finish()).status == 200, "the clip is remembered"
 
 
 async def test_0_is_no_deadline(open_chain):

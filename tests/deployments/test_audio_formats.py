@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -15,6 +14,8 @@ from deployments.audio_formats import response_encoder, sse_delta, sse_event
 from qwen3tts_core.audio import compressed
 from qwen3tts_core.audio.encoding import Encoder
 from qwen3tts_core.errors import InvalidRequest
+from tests.deployments.conftest import settled
+from tests.fakes import until
 from tests.outside_decoder import tone
 
 
@@ -30,12 +31,12 @@ async def test_work_leaves_the_event_loop_and_no_work_stays(audio_format, speed,
 
 
 async def test_a_cancelled_stream_gives_its_encoder_back_after_the_call_in_progress(monkeypatch):
-    order, entered = [], threading.Event()
+    order, entered, may_leave = [], threading.Event(), threading.Event()
     feed, close = Encoder._check_open, Encoder.close
 
     def slow(self):
         entered.set()
-        time.sleep(0.2)
+        assert may_leave.wait(60)
         order.append("fed")
         feed(self)
 
@@ -51,8 +52,11 @@ async def test_a_cancelled_stream_gives_its_encoder_back_after_the_call_in_progr
             await encoder.feed(tone(1_920))
 
     task = asyncio.create_task(stream())
-    await asyncio.to_thread(entered.wait, 10)
+    await until(entered.is_set)
     task.cancel()
+    await settled()
+    assert order == []
+    may_leave.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert order == ["fed", "closed"]

@@ -43,7 +43,7 @@ async def test_a_body_in_parts_comes_whole():
 @pytest.mark.parametrize(
     "messages", [[], [part(b"a")], [message for _ in range(60) for message in (part(b"a"), 0.01)]]
 )
-async def test_a_body_that_does_not_come_is_given_up(messages):
+async def test_a_body_that_does_not_come_is_given_up(own_time, messages):
     reader = BodyReader(silence_s=0.05, total_s=0.3)
     async with asyncio.timeout(2):
         with pytest.raises(HTTPException) as caught:

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from qwen3tts_core.errors import EngineDown, EngineFault, StreamLost
+from tests.deployments.test_leases import through_leases
 from tests.fakes import FakeStream, Script, until
 
-ENDLESS = Script(num_frames=20_000, seconds_per_item=0.01)
+ENDLESS = Script(num_frames=20_000, seconds_per_item=0.3)
 
 
 @pytest.fixture
@@ -48,13 +50,12 @@ async def test_its_streams_are_its_load(open_chain):
         assert chain.codec.record_autoscaling_stats()["streams"] == 0.0
 
 
-async def test_audio_outlives_any_lease_while_the_talkers_is_renewed(open_chain):
+async def test_audio_outlives_any_lease_while_the_talkers_is_renewed(open_chain, skip):
     """Nobody but this process could miss the codec's stream; the Talker is told that it is waited for."""
-    script = Script(num_frames=190, seconds_per_item=0.15)
-    async with open_chain(talker=script, roll_call_period_s=0.02) as chain:
+    script = Script(num_frames=190, permits=threading.Semaphore(1))
+    async with open_chain(talker=script, roll_call_period_s=20.0, first_audio_timeout_s=0) as chain:
         assert chain.codec._leases._lease_s == 0
-        chain.talker._leases._lease_s = 0.8
-        call = await speak(chain).finish()
+        call = await through_leases(chain, [chain.talker], skip)
         assert call.headers["x-num-frames"] == "190"
         assert len(chain.talker_engine.requests) == 1
 
@@ -65,11 +66,11 @@ async def test_a_talker_whose_cancellation_is_lost_is_given_up_by_name(open_chai
     )  # of the Talker's stream; the codec's is none of Serve's
     async with open_chain(talker=ENDLESS) as chain:
         calls = [speak(chain, stream=True, max_new_tokens=4000) for _ in range(20)]
-        await until(lambda: chain.num_held == 40, timeout_s=20)
+        await until(lambda: chain.num_held == 40)
         for call in calls:
             await call.leave()
         await until(lambda: chain.codec_engine.stats().num_active == 0)
-        await until(lambda: chain.num_held == 0, timeout_s=5)
+        await until(lambda: chain.num_held == 0)
 
 
 async def test_models_that_share_the_codec_are_told_apart(open_chain, make_checkpoint):
@@ -97,7 +98,7 @@ async def test_without_its_own_engine_streams_are_cut_and_requests_refused_at_on
         (request,) = chain.talker_engine.requests
         chain.codec._outbox.put(request.request_id, EngineDown("the Codec engine's process has ended"))
         chain.codec._outbox.flush()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await call.task
             refused = await speak(chain).finish()
         assert isinstance(call.error, StreamLost)

@@ -5,24 +5,29 @@ import json
 
 import pytest
 
+from tests.deployments.conftest import settled
 from tests.fakes import AsgiSocket, Script, fake_codes, fake_pcm, mortal, until
 
 pytestmark = pytest.mark.both_shapes
 
 NUM_FRAMES = 60
 CHUNKS = [1, 3, 8, 16, 25, 7]
-SLOW = Script(num_frames=NUM_FRAMES, seconds_per_item=0.05)  # what came before a death is decoded by then
 LONG = "It was a bright cold day in April, and the clocks were striking thirteen. " * 9
 
 
 @pytest.fixture(params=["talker", "codec"])
 def kill(request):
-    """kill(chain, *ends): the calls of one of its engines die after so many items each."""
+    """kill(chain, *ends): the calls of one of its engines die after so many items each, when these are decoded."""
 
     def kill(chain, *ends):
+        async def decoded():
+            await settled()
+            await until(lambda: chain.codec_engine.is_idle)
+            await settled()
+
         name = "generate" if request.param == "talker" else "decode"
         deployment = getattr(chain, request.param)
-        setattr(deployment, name, mortal(getattr(deployment, name), *ends))
+        setattr(deployment, name, mortal(getattr(deployment, name), *ends, before=decoded))
 
     return kill
 
@@ -117,7 +122,7 @@ async def test_a_socket_goes_on_speaking(open_chain, kill):
 
 
 async def test_the_log_says_how_often(open_chain, kill, caplog):
-    async with open_chain(talker=SLOW) as chain:
+    async with open_chain(talker=Script(num_frames=NUM_FRAMES)) as chain:
         kill(chain, 2, 1)
         await speak(chain, stream=True).finish()
     (line,) = [r.getMessage() for r in caplog.records if r.getMessage().startswith("request {")]
@@ -129,7 +134,7 @@ FOREVER = [2, *[0] * 10_000]
 
 
 async def test_without_anybody_in_time_a_raw_stream_is_cut(open_chain, kill):
-    async with open_chain(talker=SLOW, resume_timeout_s=0.1) as chain:
+    async with open_chain(talker=Script(num_frames=NUM_FRAMES), resume_timeout_s=0.1) as chain:
         kill(chain, *FOREVER)
         call = await speak(chain, stream=True).finish()
         assert call.status == 200
@@ -142,7 +147,7 @@ async def test_without_anybody_in_time_a_raw_stream_is_cut(open_chain, kill):
 
 
 async def test_without_anybody_in_time_events_end_in_an_error(open_chain, kill):
-    async with open_chain(talker=SLOW, resume_timeout_s=0.1) as chain:
+    async with open_chain(talker=Script(num_frames=NUM_FRAMES), resume_timeout_s=0.1) as chain:
         kill(chain, *FOREVER)
         call = await speak(chain, stream_format="sse").finish()
         assert not call.is_complete
@@ -153,7 +158,7 @@ async def test_without_anybody_in_time_events_end_in_an_error(open_chain, kill):
 
 @pytest.mark.parametrize("ends", [FOREVER, [0] * 10_000])
 async def test_without_anybody_in_time_a_whole_body_is_a_503(open_chain, kill, ends):
-    async with open_chain(talker=SLOW, resume_timeout_s=0.1) as chain:
+    async with open_chain(talker=Script(num_frames=NUM_FRAMES), resume_timeout_s=0.1) as chain:
         kill(chain, *ends)
         call = await speak(chain).finish()
         assert call.status == 503

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +48,12 @@ ERRORS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A process that waits for a processor is no stuck one."""
+    monkeypatch.setattr(engine_process, "_ANSWER_WITHIN_S", 60.0)
+
+
 class Process(TalkerProcess):
     """What a replica has, and its outbox."""
 
@@ -81,24 +87,27 @@ def exists(pid):
     return os.path.exists(f"/proc/{pid}")
 
 
-async def read(items, count, timeout_s=30):
+async def read(items, count, timeout_s=60):
     async with asyncio.timeout(timeout_s):
         return [await anext(items) for _ in range(count)]
 
 
-async def gone(pid, timeout_s=20):
-    await until(lambda: not exists(pid), timeout_s)
+async def gone(pid):
+    await until(lambda: not exists(pid))
 
 
 async def halt(pid):
     """Stop a process until it gets SIGCONT; returns when the last of its threads has stopped."""
 
     def states():
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks}
+        found = set()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+                found.add((task / "stat").read_text().rpartition(")")[2].split()[0])
+        return found
 
     os.kill(pid, signal.SIGSTOP)
-    await until(lambda: states() == {"T"}, timeout_s=20)
+    await until(lambda: states() == {"T"})
 
 
 # ---------------------------------------------------------------- what crosses
@@ -245,12 +254,20 @@ async def test_its_log_lines_are_the_replica_s(caplog):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_an_error_at_opening_is_the_constructor_s(error):
-    before = set(descendants(os.getpid()))
+async def test_an_error_at_opening_is_the_constructor_s(monkeypatch, error):
+    spawn, spawned = engine_process._spawn, []
+
+    def noted(name):
+        process, link = spawn(name)
+        spawned.append(process)
+        return process, link
+
+    monkeypatch.setattr(engine_process, "_spawn", noted)
     with pytest.raises(type(error)) as caught:
         Process(engines.open_failing, error)
     assert (caught.value.args, str(caught.value)) == (error.args, str(error))
-    assert set(descendants(os.getpid())) <= before
+    (process,) = spawned
+    assert not exists(process.pid)
 
 
 async def test_an_engine_that_can_t_warm_up_isn_t_ready():
@@ -367,7 +384,7 @@ def test_a_replica_that_is_killed_leaves_no_process(do):
             (child,) = [process for process in descendants(parent.pid) if process.pid == pid]
         finally:
             parent.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while is_alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -388,7 +405,7 @@ asyncio.run(main())
 def test_nor_does_one_that_is_killed_while_it_opens():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", OPENING], env=environment) as parent:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         try:
             while not (children := descendants(parent.pid)):
                 assert time.monotonic() < deadline
@@ -423,8 +440,8 @@ async def test_complaints_and_counts_come_without_being_asked_for(monkeypatch):
 
     async with opened() as process:
         with process.asked("a", engines.fall_ill, error=EngineFault("stuck")):
-            await until(is_ill, timeout_s=20)
-            await until(lambda: process.stats().open == ("a",), timeout_s=20)
+            await until(is_ill)
+            await until(lambda: process.stats().open == ("a",))
 
 
 async def test_a_process_that_doesn_t_answer_is_stuck_until_it_does(monkeypatch):
@@ -442,7 +459,7 @@ async def test_a_process_that_doesn_t_answer_is_stuck_until_it_does(monkeypatch)
                 process.check_health()
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        await until(lambda: not process._questions, timeout_s=20)
+        await until(lambda: not process._questions)
         process.check_health()
 
 
@@ -462,17 +479,17 @@ async def test_a_process_that_takes_nothing_is_given_up_before_memory_is(monkeyp
         await halt(process.pid)
         try:
             orders = [
-                Order(str(number), partial(engines.speak, items=[bytes(100_000)])) for number in range(100)
+                Order(str(number), partial(engines.speak, items=[bytes(100_000)])) for number in range(1000)
             ]
             number = num_taken(process, orders)  # a loop that waited for room would never come back
-            assert 10 < number < 100
+            assert 10 < number < 1000  # more than the bound by what a socket holds here
             with pytest.raises(EngineDown, match="unread"):
                 process.check_health()
             for order in orders[:number]:
                 process.cancel(order.request_id)  # is still told
         finally:
             os.kill(process.pid, signal.SIGCONT)
-        await until(lambda: not process._link.num_unsent, timeout_s=20)
+        await until(lambda: not process._link.num_unsent)
         await process.refresh()
         assert process.stats().open == ()
         assert len(process.stats().cancelled) == number

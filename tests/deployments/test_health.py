@@ -37,6 +37,6 @@ async def test_an_engine_whose_thread_is_dead_turns_its_deployment_and_the_ingre
         engine.stop()
         with pytest.raises(EngineFault):
             deployment.check_health()
-        await until(lambda: name.title() in chain.ingress._readiness.problems(), timeout_s=5)
+        await until(lambda: name.title() in chain.ingress._readiness.problems())
         assert (await chain.call("GET", "/health").finish()).status == 503
         chain.ingress.check_health()  # its own tasks are well: Serve replaces the other

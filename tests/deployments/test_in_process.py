@@ -116,7 +116,7 @@ async def test_a_reader_in_another_task_hears_of_a_cancel():
     await asyncio.sleep(0)
     stream.cancel()
     with pytest.raises(StreamCancelled):
-        await asyncio.wait_for(reading, 2)
+        await asyncio.wait_for(reading, 30)
 
 
 async def test_a_reader_that_gives_up_waiting_loses_nothing():

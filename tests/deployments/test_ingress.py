@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import logging
+import threading
 import wave
 
 import numpy as np
@@ -135,11 +136,14 @@ async def test_an_absent_seed_is_drawn_and_reported(open_chain):
 
 async def test_first_bytes_leave_before_the_last_frame_is_made(open_chain):
     """known_faults row 20: no pseudo-streaming."""
-    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.05)) as chain:
-        call = await speak(chain, stream=True).finish()
-    arrivals = [when for when, _ in call.parts]
-    assert len(arrivals) == 7  # six chunks, one of them in two parts
-    assert arrivals[0] < 0.5 * arrivals[-1]
+    script = Script(num_frames=60, permits=threading.Semaphore(1))
+    async with open_chain(talker=script) as chain:
+        call = speak(chain, stream=True)
+        await call.wait_for_parts(1)
+        assert len(call.parts) == 1
+        script.permits.release(5)
+        await call.finish()
+    assert len(call.parts) == 7  # six chunks, one of them in two parts
 
 
 async def test_many_at_once_get_their_own_audio(open_chain):
@@ -267,8 +271,7 @@ async def test_overload_is_a_503_that_says_when_to_come_back(open_chain, full, s
 
 
 # ---------------------------------------------------------------- failures
-# Slow enough that the audio before it is out: an error overtakes what is still being decoded.
-LATE_FAULT = Script(num_frames=60, fail_after_frames=12, seconds_per_item=0.05)
+LATE_FAULT = Script(num_frames=60, fail_after_frames=12)
 
 
 @pytest.mark.parametrize("broken", ["talker", "codec"])
@@ -329,7 +332,8 @@ async def test_a_lost_item_is_a_fault_not_a_gap(open_chain):
 @pytest.mark.parametrize("mode", [{}, {"stream": True}, {"stream_format": "sse"}])
 async def test_a_client_that_leaves_frees_slot_and_row_a_hundred_times(open_chain, mode):
     """known_faults row 29: nothing leaks, no orphan runs on."""
-    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.002)) as chain:
+    seconds_per_item = 0.004 if mode else 0.3  # a whole body is left before it has anything
+    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=seconds_per_item)) as chain:
         await until(lambda: not chain.ingress._readiness.problems())
         tasks_before = asyncio.all_tasks()
         for seed in range(100):
@@ -356,12 +360,12 @@ async def test_two_requests_may_share_a_clients_id(open_chain):
 
 async def test_each_request_ends_in_one_line_of_the_log(open_chain, caplog):
     caplog.set_level(logging.INFO, "deployments.metrics")
-    async with open_chain(talker=Script(num_frames=500, seconds_per_item=0.002)) as chain:
+    async with open_chain(talker=Script(num_frames=20_000, seconds_per_item=0.1)) as chain:
         await speak(chain, {"x_request_id": "good"}, max_new_tokens=9, stream=True).finish()
         await speak(chain, {"x_request_id": "bad"}, voice="nope").finish()
         left = speak(chain, {"x_request_id": "left"}, stream=True)
         await left.wait_for_parts(2)
-        await left.leave()
+        await left.leave()  # of the two seconds and more that a text as short may last
     lines = [
         json.loads(r.message.removeprefix("request "))
         for r in caplog.records
@@ -371,7 +375,7 @@ async def test_each_request_ends_in_one_line_of_the_log(open_chain, caplog):
     assert len(lines) == 3
     good = told["good"]
     assert (good["outcome"], good["finish"], good["frames"], good["chunks"]) == ("ok", "length", 9, 3)
-    assert 0 < good["ttfa_s"] < 10
+    assert 0 < good["ttfa_s"] < 60
     assert good["rtf"] > 0
     assert (told["bad"]["outcome"], told["bad"]["status"]) == ("rejected", 400)
     assert told["left"]["outcome"] == "cancelled"
@@ -386,7 +390,7 @@ async def test_health_is_ready_once_every_deployment_has_answered(open_chain):
         await until(lambda: not chain.ingress._readiness.problems())
         assert (await ask(chain, "/health")).status == 200
         chain.talker_engine.stop()
-        await until(lambda: chain.ingress._readiness.problems(), timeout_s=5)
+        await until(lambda: chain.ingress._readiness.problems())
         broken = await ask(chain, "/health")
         assert broken.status == 503
         assert "Talker" in error_of(broken)["message"]

@@ -185,7 +185,7 @@ def test_a_start_that_fails_ends_with_its_reason_and_without_its_child(nobody):
         child("print('child', os.getpid(), flush=True); os.write(pipe, b'no tensor x'); time.sleep(60)"),
         nobody,
     )
-    told, _ = launcher.communicate(timeout=20)
+    told, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 1
     assert told.strip().splitlines()[-1] == "==> no tensor x"
     assert not is_alive(int(re.search(r"child (\d+)", told)[1]))
@@ -193,7 +193,7 @@ def test_a_start_that_fails_ends_with_its_reason_and_without_its_child(nobody):
 
 def test_a_child_that_ends_by_itself_is_an_end_too(nobody):
     launcher = start(child("sys.exit(0)"), nobody)
-    told, _ = launcher.communicate(timeout=20)
+    told, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 1
     assert "Serve has ended" in told
 
@@ -205,7 +205,7 @@ def test_a_signal_ends_launcher_and_child_however_stubborn(nobody, number, stubb
     launcher = start(child(f"{ignore}print('child', os.getpid(), flush=True)\ntime.sleep(60)"), nobody)
     pid = int(launcher.stdout.readline().split()[1])
     launcher.send_signal(number)
-    launcher.communicate(timeout=20)
+    launcher.communicate(timeout=120)
     assert not is_alive(pid)
 
 
@@ -218,7 +218,7 @@ def test_a_refused_first_sentence_is_told_and_the_server_goes_on():
         assert "Ctrl-C" in next(lines)
         assert launcher.poll() is None
         launcher.terminate()
-        launcher.communicate(timeout=20)
+        launcher.communicate(timeout=120)
 
 
 TRACEBACK = """The deployment failed to start 3 times in a row. Error:

@@ -15,6 +15,7 @@ from deployments.ingress import Ingress
 from deployments.schemas import SpeechBody
 from qwen3tts_core.errors import EngineFault, TextTooLong
 from qwen3tts_core.text.sentences import LongText, cut_text
+from qwen3tts_core.types import FrameBatch
 from tests.fakes import AsgiCall, Script, fake_codes, until
 
 ROOT = Path(__file__).parents[2]
@@ -109,15 +110,23 @@ async def test_the_log_says_how_many_pieces_there_were(open_chain, caplog):
 # ---------------------------------------------------------------- time
 async def test_the_next_sentence_is_begun_before_the_last_of_this_one_is_sent(open_chain):
     """known_faults row 33: no gap. And the first audio is as fast as a short text's: nothing of the others is in its way."""
-    async with open_chain(talker=Script(num_frames=60, seconds_per_item=0.01)) as chain:
-        decode, num_sent = chain.codec.decode, []
+    async with open_chain(talker=Script(num_frames=60)) as chain:
+        generate, decode, num_sent = chain.talker.generate, chain.codec.decode, []
+
+        async def in_step(request):
+            """The next item when the one before has been heard."""
+            num_bytes = 60 * 3840 * request.piece
+            async for item in generate(request):
+                await until(lambda expected=num_bytes: len(call.body) == expected)
+                num_bytes += 3840 * FrameBatch.from_bytes(item).num_frames
+                yield item
 
         async def noted(request):
             num_sent.append(len(call.parts))
             async for item in decode(request):
                 yield item
 
-        chain.codec.decode = noted
+        chain.talker.generate, chain.codec.decode = in_step, noted
         call = speak(chain, stream=True)
         await call.finish()
     assert call.body == expected_pcm(60)

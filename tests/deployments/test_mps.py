@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from deployments import mps
 from deployments.mps import LOG_FOLDER, PIPE_FOLDER, MpsUnavailable, mps_daemon
 
 # `-f` serves until told to quit; without it, a line of stdin is a command to the one that serves.
@@ -29,6 +30,8 @@ elif sys.stdin.read().strip() == "quit":
 def install(tmp_path, monkeypatch):
     monkeypatch.delenv(PIPE_FOLDER, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(mps, "_START_S", 120.0)  # its programs are Python: each takes a while to start
+    monkeypatch.setattr(mps, "_QUIT_S", 60.0)
 
     def put(before="pass"):
         program = tmp_path / "nvidia-cuda-mps-control"

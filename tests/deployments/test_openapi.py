@@ -270,7 +270,7 @@ async def one_node_s_page(agent):
     return "# TYPE ray_serve_num_http_requests counter\nray_serve_num_http_requests 3\n"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)  # seconds, where nothing else runs
 @pytest.mark.parametrize("key", [None, KEY])
 async def test_schemathesis_finds_nothing(open_all, key):
     headers = {} if key is None else {"X-API-Key": key}

@@ -103,15 +103,15 @@ async def stalled_client(app, log, greeting, **options):
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
     serving = asyncio.create_task(server.serve())
-    await until(lambda: server.started, 10)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(client, greeting(port))
         await loop.sock_recv(client, 100)
-        await until(lambda: any(isinstance(entry, BaseException) for entry in log), 20)
-        await until(lambda: not server.server_state.connections, 5)
+        await until(lambda: any(isinstance(entry, BaseException) for entry in log))
+        await until(lambda: not server.server_state.connections)
         yield client
     server.should_exit = True
     await serving
@@ -127,7 +127,7 @@ async def settled():
         await asyncio.sleep(0)
 
 
-async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped(caplog):
+async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped(own_time, caplog):
     reader, log = Socket(), []
     await reader.allow(1000)
     app = ReaderPace(speaker(3, 1000, log), timeout_s=0.05)
@@ -141,7 +141,7 @@ async def test_on_a_socket_of_its_own_a_reader_that_takes_nothing_is_dropped(cap
     ]
 
 
-async def test_a_slow_reader_that_takes_something_in_time_gets_everything():
+async def test_a_slow_reader_that_takes_something_in_time_gets_everything(own_time):
     reader, log = Socket(), []
     app = ReaderPace(speaker(6, 1000, log), timeout_s=2)
     call = asyncio.create_task(app(SCOPE, reader.receive, reader.send))
@@ -153,7 +153,7 @@ async def test_a_slow_reader_that_takes_something_in_time_gets_everything():
     assert reader.messages[-1] == {"type": "http.response.body", "body": b""}
 
 
-async def test_nothing_more_is_tried_on_a_reader_that_has_stalled():
+async def test_nothing_more_is_tried_on_a_reader_that_has_stalled(own_time):
     reader, log = Socket(), []
 
     async def app(scope, receive, send):
@@ -169,7 +169,7 @@ async def test_nothing_more_is_tried_on_a_reader_that_has_stalled():
     assert reader.taken == 0
 
 
-async def test_a_whole_body_is_sent_in_parts_and_complete():
+async def test_a_whole_body_is_sent_in_parts_and_complete(own_time):
     reader, body = Socket(), bytes(range(256)) * (PART_BYTES // 100)
     await reader.allow(len(body))
 
@@ -183,7 +183,7 @@ async def test_a_whole_body_is_sent_in_parts_and_complete():
     assert b"".join(message["body"] for message in reader.messages) == body
 
 
-async def test_behind_the_proxy_no_more_than_the_window_is_on_its_way():
+async def test_behind_the_proxy_no_more_than_the_window_is_on_its_way(own_time):
     """Ten times the window, read slowly: all of it comes, and the queues between never held more than one window."""
     size, num_parts = REPORT_BYTES, 10 * WINDOW_BYTES // REPORT_BYTES
     reader, log = Socket(), []
@@ -210,7 +210,7 @@ async def test_a_reader_behind_the_proxy_that_takes_nothing_loses_its_connection
             await read_to_the_end(client)
 
 
-async def test_what_the_two_ends_tell_each_other_reaches_neither_client_nor_app():
+async def test_what_the_two_ends_tell_each_other_reaches_neither_client_nor_app(own_time):
     reader, seen = Socket(), {}
 
     async def app(scope, receive, send):
@@ -227,7 +227,7 @@ async def test_what_the_two_ends_tell_each_other_reaches_neither_client_nor_app(
     assert reader.messages[0]["headers"] == [(b"a", b"b")]
 
 
-async def test_a_client_that_claims_to_be_our_proxy_only_stops_itself():
+async def test_a_client_that_claims_to_be_our_proxy_only_stops_itself(own_time):
     reader, log = Socket(), []
     await reader.allow(100 * WINDOW_BYTES)
     scope = {**SCOPE, "headers": [(b"x-reader-credits", b"1")]}
@@ -277,7 +277,7 @@ class TalkingSocket(Socket):
 
 
 @pytest.mark.parametrize("size", [REPORT_BYTES // 3, REPORT_BYTES, 2 * WINDOW_BYTES])
-async def test_no_more_than_the_window_is_on_its_way_to_a_websocket(size):
+async def test_no_more_than_the_window_is_on_its_way_to_a_websocket(own_time, size):
     """Messages stay whole, also those larger than the window; what the client says meanwhile arrives, in order."""
     num_parts = max(4, 6 * WINDOW_BYTES // size)
     reader, log = TalkingSocket(), []
@@ -298,7 +298,7 @@ async def test_no_more_than_the_window_is_on_its_way_to_a_websocket(size):
     assert reader.messages[0]["headers"] == []
 
 
-async def test_on_a_websocket_of_its_own_a_client_that_takes_nothing_is_dropped():
+async def test_on_a_websocket_of_its_own_a_client_that_takes_nothing_is_dropped(own_time):
     reader, log = TalkingSocket(), []
     await reader.allow(1000)
     with pytest.raises(SlowReader):

@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -38,13 +37,20 @@ async def test_a_clip_survives_the_way_between_processes():
 
 
 async def test_the_loop_is_free_while_clips_are_read_and_encoded():
-    deployment = open_deployment(FakeReferenceEncoder(seconds=0.3))
+    begun, free = threading.Event(), threading.Event()
+
+    class Held(FakeReferenceEncoder):
+        def encode(self, clip, in_context):
+            begun.set()
+            assert free.wait(60), "the loop stood still"
+            return super().encode(clip, in_context)
+
+    deployment = open_deployment(Held())
     encoding = asyncio.create_task(deployment.encode(wav_clip(), False))
-    await asyncio.sleep(0.01)
-    began = time.perf_counter()
+    await until(begun.is_set)
     assert await deployment.ready()
-    assert time.perf_counter() - began < 0.2
     assert not encoding.done()
+    free.set()
     await encoding
 
 

@@ -116,7 +116,7 @@ async def _forever_or(error):
     raise error
 
 
-async def speak(engines, count=1, *, resume_timeout_s=5.0, **options):
+async def speak(engines, count=1, *, resume_timeout_s=60.0, **options):
     return await listen(Chains(engines, resume_timeout_s), count, **options)
 
 
@@ -176,7 +176,7 @@ async def test_a_broken_stream_waits_for_a_place_though_a_new_one_would_be_refus
     assert len(engines.requests) == 6
 
 
-async def test_the_time_to_go_on_counts_from_each_death_that_follows_audio():
+async def test_the_time_to_go_on_counts_from_each_death_that_follows_audio(own_time):
     ends = [(1, ActorDiedError())] * 6
     engines = Engines(*ends)
 
@@ -288,11 +288,11 @@ async def test_a_stream_that_goes_on_asks_though_a_new_one_would_not():
     engines = Engines((2, ActorDiedError()), (0, FULL[0]))
     assert_whole(await speak(engines))
     engines = Engines((None, None), (0, FULL[0]), (0, FULL[0]))  # the second piece is the second chain
-    assert_whole(await speak(engines, 2, patience_s=5.0), 2)
+    assert_whole(await speak(engines, 2, patience_s=60.0), 2)
 
 
 # ---------------------------------------------------------------- not going on
-async def test_without_a_replica_in_time_the_stream_is_lost():
+async def test_without_a_replica_in_time_the_stream_is_lost(own_time):
     engines, seen = Engines(*[(2, ActorDiedError()), *[(0, Overloaded("full"))] * 10_000]), []
 
     async def collect():
@@ -307,7 +307,7 @@ async def test_without_a_replica_in_time_the_stream_is_lost():
     await until(lambda: engines.num_running == 0)
 
 
-async def test_a_router_that_waits_for_a_replica_is_not_waited_for_longer():
+async def test_a_router_that_waits_for_a_replica_is_not_waited_for_longer(own_time):
     """A call while there is no replica at all: nothing comes, and no error either."""
     engines = Engines((2, ActorDiedError()), (0, None))
     async with asyncio.timeout(5):

@@ -317,7 +317,7 @@ async def test_without_a_base_checkpoint_there_are_no_uploaded_voices(open_chain
         assert not (tmp_path / "voices").exists()
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=300), st.integers(0, 200))
 def test_any_bytes_for_a_form_are_refused_not_a_fault(open_base, noise, cut):
     async def run():

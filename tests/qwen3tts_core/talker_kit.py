@@ -260,7 +260,7 @@ class Inbox:
     def flush(self):
         pass
 
-    def next(self, timeout_s=30):
+    def next(self, timeout_s=120):
         """(request id, item) in the order of arrival; the item is kept for `spoken` too."""
         request_id, item = self._queue.get(timeout=timeout_s)
         self.items.setdefault(request_id, []).append(item)
@@ -269,7 +269,7 @@ class Inbox:
     def is_empty(self):
         return self._queue.empty()
 
-    def wait_for(self, *request_ids, timeout_s=30):
+    def wait_for(self, *request_ids, timeout_s=120):
         """{id: Spoken} once all of them have ended."""
         while not all(self.spoken(name).is_over for name in request_ids):
             self.next(timeout_s)

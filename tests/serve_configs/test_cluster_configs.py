@@ -110,7 +110,7 @@ def tool(name):
 
 def test_the_dockerfile_has_no_complaint_of_hadolint():
     run = subprocess.run(
-        [tool("hadolint"), str(DOCKERFILE)], capture_output=True, text=True, timeout=60, check=False
+        [tool("hadolint"), str(DOCKERFILE)], capture_output=True, text=True, timeout=240, check=False
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
@@ -125,7 +125,7 @@ def test_every_config_passes_yamllint():
         [tool("yamllint"), "--strict", "-d", rules, *files],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, "")

@@ -6,6 +6,7 @@ import io
 import itertools
 import socket
 import struct
+import threading
 import wave
 
 import httpx
@@ -26,7 +27,7 @@ from tests.deployments.test_websocket import pcm_of
 from tests.fakes import Script, until
 
 FIELDS = {"response_format": "pcm", "seed": 7}
-SLOW = Script(num_frames=3000, seconds_per_item=0.2)  # 24 s of work, if nobody leaves
+SLOW = Script(num_frames=3000, seconds_per_item=0.5)  # a minute of work, if nobody leaves
 
 
 class Both:
@@ -122,7 +123,7 @@ async def test_leaving_early_frees_everything(serving, both, verb):
             == 2
         )
         await client.close()
-        await until(lambda: chain.num_held == 0, 10)
+        await until(lambda: chain.num_held == 0)
 
 
 # ---------------------------------------------------------------- errors
@@ -168,12 +169,13 @@ async def test_a_stream_that_is_cut_never_looks_whole(serving, both):
 async def test_a_connection_that_is_reset_is_a_cut_too(both, verb):
     """As by a machine that goes down."""
     head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/pcm\r\nx-sample-rate-hz: 24000\r\nx-seed: 1\r\n"
+    told = []
 
     async def reset(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(head + b"transfer-encoding: chunked\r\n\r\n2\r\nab\r\n")
         await writer.drain()
-        await asyncio.sleep(0.2)  # or the reset would overtake the header
+        await until(lambda: told)  # or the reset would overtake the header
         writer.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
         )
@@ -182,7 +184,7 @@ async def test_a_connection_that_is_reset_is_a_cut_too(both, verb):
     async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
         client = both(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         with pytest.raises(StreamCut):
-            await client.ask(verb, "Hello.")
+            await client.ask(verb, "Hello.", told=told)
         await client.close()
 
 
@@ -250,7 +252,7 @@ async def test_one_utterance_after_another_each_with_its_own_audio(serving, both
                 return first, session_again, b"".join(session.speak("Six."))
 
         first, again, other = await asyncio.to_thread(run)
-        await until(lambda: chain.num_held == 0, 10)
+        await until(lambda: chain.num_held == 0)
     assert first == pcm_of(9) + pcm_of(9, piece=1)
     assert again == pcm_of(9)
     assert other == pcm_of(9, seed=8)
@@ -336,8 +338,8 @@ async def test_openai_s_client_works_streaming_too(serving):
     from openai import AsyncOpenAI, BadRequestError, OpenAI
 
     async with serving(
-        talker=Script(num_frames=60, seconds_per_item=0.03), voice_aliases={"alloy": "vivian"}
-    ) as chain:
+        talker=Script(num_frames=60, permits=threading.Semaphore(6 + 1)), voice_aliases={"alloy": "vivian"}
+    ) as chain:  # the first is whole, of the second the first item alone is made
 
         def run():
             with OpenAI(base_url=f"{chain.url}/v1", api_key="none") as client:
@@ -360,6 +362,7 @@ async def test_openai_s_client_works_streaming_too(serving):
                 async for part in response.iter_bytes():
                     parts.append(part)
                     begun.append(chain.num_held)
+                    chain.talker_engine.script.permits.release(5)
                 seed = response.headers["x-seed"]
     with wave.open(io.BytesIO(whole)) as reader:
         assert reader.getnframes() == 60 * 1920

@@ -315,7 +315,7 @@ def test_closing_waits_for_the_call_in_progress_and_refuses_the_next():
 
     def slow_feed(pcm):
         entered.set()
-        may_leave.wait(10)
+        assert may_leave.wait(60)
         data = write(pcm)
         ended.append("feed")
         return data
@@ -324,13 +324,13 @@ def test_closing_waits_for_the_call_in_progress_and_refuses_the_next():
     feeding = threading.Thread(target=encoder.feed, args=[tone(24_000)])
     closing = threading.Thread(target=lambda: (encoder.close(), ended.append("close")))
     feeding.start()
-    assert entered.wait(10)
+    assert entered.wait(60)
     closing.start()
     closing.join(0.05)
     assert closing.is_alive()
     may_leave.set()
     for thread in (feeding, closing):
-        thread.join(10)
+        thread.join(60)
     assert ended == ["feed", "close"]
     with pytest.raises(StreamCancelled):
         encoder.feed(tone(10))

@@ -436,7 +436,7 @@ def test_a_batch_that_hangs_does_not_keep_stop_from_returning(monkeypatch, caplo
     stopping = threading.Thread(target=engine.stop, daemon=True)
     stopping.start()
     try:
-        stopping.join(30)
+        stopping.join(60)
         assert not stopping.is_alive()
         assert "codec-engine didn't end within 0.05 s" in caplog.text
     finally:
@@ -589,7 +589,7 @@ class WaitingOutbox(ListOutbox):
 
     def wait_for(self, request_id, num_items):
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.items[request_id]) >= num_items, timeout=30)
+            assert self.changed.wait_for(lambda: len(self.items[request_id]) >= num_items, timeout=120)
 
 
 def test_audio_reaches_an_event_loop_while_the_next_frames_are_still_to_come(running):
@@ -638,7 +638,7 @@ def test_many_threads_may_open_submit_and_close(running):
 
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(client, number) for number in range(3)]:
-            done.result(timeout=60)
+            done.result(timeout=240)
     engine.stop()
     assert engine.stats().num_free_rows == 6
 
@@ -663,7 +663,7 @@ def test_a_dead_loop_is_unhealthy_and_its_streams_hear_of_it(running, monkeypatc
     engine.open("r")
     outbox.wait_for("r", 1)
     assert isinstance(outbox.items["r"][0], EngineFault)
-    engine._thread.join(10)
+    engine._thread.join(60)
     with pytest.raises(EngineFault, match="died: ZeroDivisionError"):
         engine.check_health()
     with pytest.raises(EngineFault, match="died"):

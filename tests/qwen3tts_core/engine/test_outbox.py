@@ -24,7 +24,7 @@ def put_all(outbox, *items):
 
 
 async def take(stream, count):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return [await stream.get() for _ in range(count)]
 
 

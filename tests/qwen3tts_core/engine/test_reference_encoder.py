@@ -51,7 +51,7 @@ def test_requests_that_arrive_together_share_one_run(encoder, config):
     barrier = threading.Barrier(8)
 
     def request(i):
-        barrier.wait(10)
+        barrier.wait(60)
         return encoder.encode(make_clip(i % 2), in_context=True)
 
     with ThreadPoolExecutor(8) as pool:
