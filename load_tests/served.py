@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from deployments.launch import Address, find_problem, read_address
+from deployments.launch import Address, find_problem, open_here, read_address
 from load_tests.run import say
 
 _SAY_AGAIN_AFTER_S = 10.0
@@ -136,7 +135,7 @@ class ServedConfig:
 
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.address.url}/health", timeout=5) as answer:
+            with open_here(f"{self.address.url}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except (OSError, http.client.HTTPException):
             return False

@@ -139,6 +139,18 @@ def test_the_first_sentence_is_spoken_where_no_clip_is_needed(
     assert ("Voice clone" in capsys.readouterr().out) != speaks
 
 
+def test_no_proxy_stands_between_the_launcher_and_its_server(tmp_path, monkeypatch):
+    """Behind a company's proxy a start would never be seen to be ready."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+    with Server("CustomVoice") as server:
+        speak_once(server.address)
+    assert ("POST", "/v1/audio/speech") in server.asked
+
+
 # ---------------------------------------------------------------- the child
 def child(code):
     """A command that runs the code with `pipe`, where it tells why it can't start."""
