@@ -13,6 +13,7 @@ import copy
 import json
 import os
 import time
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -83,6 +84,17 @@ class App:
         while held := self.num_held:
             assert time.monotonic() < deadline, f"{held} still held after {deadline_s} s"
             time.sleep(0.02)
+
+    @contextmanager
+    def freed_before(self, num_frames):
+        """Whoever leaves within is noticed: all is freed, not by a lease, and before the Talker has made so many frames."""
+        self.wait_until_free()
+        before = self.stats("Talker")
+        yield
+        self.wait_until_free()
+        after = self.stats("Talker")
+        assert after["frames"] - before["frames"] < num_frames, "freed at its own end"
+        assert after["reaped"] == before["reaped"], "freed by a lease that ran out"
 
     def leave_while_it_speaks(self, path, body, num_running=1):
         """Ask for what has no answer before its end, and go once so many streams of it run."""
