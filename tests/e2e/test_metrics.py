@@ -13,7 +13,7 @@ from tests.dashboard import metric_names
 SPEECH = "v1/audio/speech"
 ARRIVE_WITHIN_S = 240
 """A replica's count is with the node's agent a second or two later; this machine may be busy."""
-SETTLED_AFTER = 16
+SETTLED_AFTER = 12
 """Scrapes, half a second apart, in which no count has moved."""
 ADDED = {
     "application",
