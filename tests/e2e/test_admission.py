@@ -11,7 +11,7 @@ from tests.e2e.test_replica_death import audio_of_events, events_of
 SPEECH = "v1/audio/speech"
 BYTES_PER_FRAME = 1920 * 2
 NUM_ADMITTED = 8 + 32  # slots and queue of the config
-NUM_FRAMES = 1_200  # so many steps that a hundred refusals fit in between, also on a busy machine
+NUM_FRAMES = 900  # so many steps that a hundred refusals fit in between, also on a busy machine
 LONG = {"input": "Hello there.", "stream": True, "seed": 8, "response_format": "pcm"}  # 2,691 frames
 
 
