@@ -34,8 +34,10 @@ from ray.serve.schema import ServeDeploySchema
 
 from deployments.scaling_args import AutoscalingArgs
 from load_tests.drills.listening import BYTES_PER_FRAME, Heard, body, listen
+from load_tests.drills.ports import free_port
+from load_tests.drills.ray_start import ON_A_BUSY_MACHINE
 from load_tests.drills.report import aligned, say
-from load_tests.fake_cluster import FakeCluster, free_port
+from load_tests.fake_cluster import FakeCluster
 
 CONFIG = Path(__file__).parents[1] / "serve_configs" / "tiny_autoscaling.yaml"
 DEPLOYMENTS = ("Talker", "Codec")
@@ -46,7 +48,7 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
     "RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-    "RAY_worker_niceness": "0",  # Ray's 15 would be the last of a machine that does something else, too
+    **ON_A_BUSY_MACHINE,
 }
 """For all that this process starts, where there is no other value."""
 PATIENCE_S = 240.0
@@ -107,12 +109,14 @@ class Drill:
         return heard
 
     def look(self, began: float, cluster: FakeCluster) -> Moment:
+        second, phase, in_flight = round(time.monotonic() - began, 1), self.phase, self.in_flight
+        # Only then the cluster, which may be long in answering: the phase is not to be one that began meanwhile.
         deployments = serve.status().applications["qwen3tts"].deployments
         states = [deployments[name].replica_states for name in DEPLOYMENTS]
         moment = Moment(
-            second=round(time.monotonic() - began, 1),
-            phase=self.phase,
-            in_flight=self.in_flight,
+            second=second,
+            phase=phase,
+            in_flight=in_flight,
             replicas=tuple(state.get("RUNNING", 0) for state in states),
             starting=tuple(state.get("STARTING", 0) for state in states),
             stopping=tuple(state.get("STOPPING", 0) for state in states),
@@ -138,14 +142,15 @@ async def drill(
         it.phase = "wake"
         await look()
         await it.speak(client, seed=1)
-        for level in levels:
-            it.phase = f"load {level}"
-            wanted = _talkers_for(level)
-            async with _load(it, client, range(1, level + 1), SHORT):
+        async with _load(it, client) as want:
+            for level in levels:
+                it.phase = f"load {level}"
+                wanted = _talkers_for(level)
+                want(range(1, level + 1), SHORT)
                 await _until(it, f"{level} streams get {wanted} Talkers", _has_talkers(wanted))
                 await asyncio.sleep(hold_s)
-        it.phase = "shrink"
-        async with _load(it, client, LONG_SEEDS, LONG):
+            it.phase = "shrink"
+            want(LONG_SEEDS, LONG)  # at once, so that no Talker goes before there are streams to end
             await _until(it, "one Talker is left to the last streams", lambda now: now.replicas[0] == 1)
             await _until(it, "the other has ended its own and is gone", lambda now: not any(now.stopping))
         it.phase = "rest"
@@ -191,24 +196,30 @@ async def _watching(it: Drill, cluster: FakeCluster) -> AsyncIterator[Callable[[
 
 
 @asynccontextmanager
-async def _load(
-    it: Drill, client: httpx.AsyncClient, seeds: Sequence[int], num_frames: int
-) -> AsyncIterator[None]:
-    """So many clients, each with one request after the other; the last ones end before this does."""
-    is_over = False
+async def _load(it: Drill, client: httpx.AsyncClient) -> AsyncIterator[Callable[[Sequence[int], int], None]]:
+    """Clients, each with one request after the other. What this yields says which there are from now on, by their
+    seeds, and how many frames they ask for; a request that runs is heard to its end, the last ones before this ends."""
+    num_frames_of: dict[int, int] = {}
+    clients: dict[int, asyncio.Task[None]] = {}
 
     async def speak_on(seed: int) -> None:
-        while not is_over:
-            heard = await it.speak(client, seed, num_frames)
+        while seed in num_frames_of:
+            heard = await it.speak(client, seed, num_frames_of[seed])
             if heard.status != 200:
                 await asyncio.sleep(float(heard.headers.get("retry-after", 1)))
 
-    clients = [asyncio.create_task(speak_on(seed)) for seed in seeds]
+    def want(seeds: Sequence[int], num_frames: int) -> None:
+        num_frames_of.clear()
+        num_frames_of.update(dict.fromkeys(seeds, num_frames))
+        for seed in seeds:
+            if seed not in clients or clients[seed].done():
+                clients[seed] = asyncio.create_task(speak_on(seed))
+
     try:
-        yield
+        yield want
     finally:
-        is_over = True
-        await asyncio.gather(*clients)
+        num_frames_of.clear()
+        await asyncio.gather(*clients.values())
 
 
 async def _until(it: Drill, promise: str, is_true: Callable[[Moment], bool]) -> None:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 Counters = dict[str, dict[str, float]]
 """Numbers by name, by deployment."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 240.0
 """Joining a Ray takes some seconds, and a busy machine many."""
 
 
@@ -106,13 +106,13 @@ def main() -> None:
                 handles[deployment] = serve.get_deployment_handle(deployment, app)
     for handle in handles.values():
         handle.stats.remote().result(
-            timeout_s=30
+            timeout_s=120
         )  # knows its replicas from then on; a broadcast waits for none
     for _ in sys.stdin:
         asked = {name: handle.broadcast("stats") for name, handle in handles.items()}
         numbers: Counters = {}
         for name, responses in asked.items():
-            numbers |= name_replicas(name, responses.results(timeout_s=30))
+            numbers |= name_replicas(name, responses.results(timeout_s=120))
         answers.write(json.dumps(numbers) + "\n")
         answers.flush()
     ray.shutdown()

@@ -28,7 +28,7 @@ from load_tests.measurement import ClientCost, percentile
 from load_tests.records import SpeechRecord
 from load_tests.scenarios import Scenario, Share
 
-_START_S = 60.0
+_START_S = 240.0
 _TIMER_S = 0.005
 _PROGRESS_S = 1.0
 COUNTED = ("ok", "refused", "failed", "left")

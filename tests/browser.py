@@ -10,7 +10,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as in the Makefile
 
@@ -46,6 +46,7 @@ def find_chromium():
 @contextmanager
 def open_browser():
     """Close it in the module that opened it: while it lives, pytest's own loop can't run in this thread."""
+    expect.set_options(timeout=60_000)  # of 5 s; a busy machine is no failure
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=find_chromium(),

@@ -9,7 +9,6 @@ import asyncio
 import copy
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +24,13 @@ from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
 from deployments.launch import BEFORE_RAY
+from load_tests.drills.ports import free_port
 from load_tests.drills.processes import ProcessId, descendants, end_all
+from load_tests.drills.ray_start import ON_A_BUSY_MACHINE, start_ray
 
 ROOT = Path(__file__).parents[2]
 _START_TIMEOUT_S = 900.0  # of an app, or for all its replicas to be replaced: a machine may be busy
 _ASK_TIMEOUT_S = 20.0
-_ON_A_BUSY_MACHINE = {
-    "RAY_worker_register_timeout_seconds": "600"
-}  # Ray gives up starting a worker after a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +122,15 @@ class DrillServer:
     def __init__(self, port: int = 0, num_cpus: int = 2) -> None:
         """port: of HTTP; 0 takes a free one. num_cpus: what Ray believes to have; replicas ask for none."""
         self._num_cpus = num_cpus
-        self._port = port or _free_port()
+        self._port = port or free_port()
         self._config: dict[str, Any] = {}
         self._applications: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> DrillServer:
-        for name, value in {**BEFORE_RAY, **_ON_A_BUSY_MACHINE}.items():
+        for name, value in {**BEFORE_RAY, **ON_A_BUSY_MACHINE}.items():
             os.environ.setdefault(name, value)
         try:
-            ray.init(
-                address="local",
+            start_ray(
                 num_cpus=self._num_cpus,
                 include_dashboard=False,
                 log_to_driver=False,
@@ -236,9 +233,3 @@ class DrillServer:
         applications: Sequence[dict[str, Any]] = list(self._applications.values())
         schema = ServeDeploySchema.model_validate({**self._config, "applications": applications})
         _get_global_client().deploy_apps(schema, _blocking=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
 """One Serve instance for the whole run, deployed from the configs that people use, on loopback.
 
-    /               serve_configs/tiny_cpu.yaml as it is, on a free port
+    /               serve_configs/tiny_cpu.yaml as it is, but for its patience, on a free port
     /deterministic  the same with `deterministic: true`, both transports the other way round, engines in
                     processes of their own, and JSON logs
     /models         serve_configs/tiny_all.yaml, in test_models.py alone
@@ -10,9 +10,11 @@ Each starts when the first test needs it. Everything that starts here ends here,
 """
 
 import copy
+import json
 import os
-import socket
 import time
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -20,25 +22,29 @@ import pytest
 import ray
 import yaml
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema, TracingConfig
 
 from deployments.launch import BEFORE_RAY
+from load_tests.drills.ports import free_port
+from load_tests.drills.ray_start import ON_A_BUSY_MACHINE, start_ray
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "serve_configs" / "tiny_cpu.yaml"
-START_TIMEOUT_S = 240
+START_TIMEOUT_S = 300
+TEST_TIMEOUT_S = 900
+"""Of whatever hangs: a test may be the one that starts Ray and two applications, on a machine with much else to do."""
+DEADLINE_S = 120
+"""For what takes a moment."""
+PATIENCE = {"first_audio_timeout_s": 240, "resume_timeout_s": 240}
+"""Args of the apps: a replica's start, and a turn in the queue, may take long beside other tests."""
 
 
 def pytest_itemcollected(item):
     """Of this folder's tests."""
     item.add_marker(pytest.mark.e2e)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 class App:
@@ -46,16 +52,61 @@ class App:
 
     def __init__(self, name, url):
         self.name, self.url = name, url
-        self.client = httpx.Client(base_url=url, timeout=120)
+        self.client = httpx.Client(base_url=url, timeout=300)
 
     def stats(self, deployment):
-        return serve.get_deployment_handle(deployment, self.name).stats.remote().result(timeout_s=30)
+        """Of one replica. This process may be the last to hear that one has died: then of another."""
+        handle, deadline = serve.get_deployment_handle(deployment, self.name), time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return handle.stats.remote().result(timeout_s=DEADLINE_S)
+            except RayActorError:
+                assert time.monotonic() < deadline, f"every {deployment} is dead"
+                time.sleep(0.1)
+
+    def stats_of_a_successor(self, deployment, *pids):
+        """Once nobody answers any more whose process, or whose engine's, was one of these."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not {(stats := self.stats(deployment))["pid"], stats["engine_pid"]}.isdisjoint(pids):
+            assert time.monotonic() < deadline, f"{deployment} {pids} is still there"
+            time.sleep(0.1)
+        return stats
 
     @property
     def num_held(self):
         """Talker slots, places in its queue, and codec rows that someone holds."""
         talker, codec = self.stats("Talker"), self.stats("Codec")
         return talker["num_running"] + talker["num_waiting"] + codec["num_rows_in_use"]
+
+    def wait_until_free(self, deadline_s=DEADLINE_S):
+        """A client may hear an end before its slot and its row are free."""
+        deadline = time.monotonic() + deadline_s
+        while held := self.num_held:
+            assert time.monotonic() < deadline, f"{held} still held after {deadline_s} s"
+            time.sleep(0.02)
+
+    @contextmanager
+    def freed_before(self, num_frames):
+        """Whoever leaves within is noticed: all is freed, not by a lease, and before the Talker has made so many frames."""
+        self.wait_until_free()
+        before = self.stats("Talker")
+        yield
+        self.wait_until_free()
+        after = self.stats("Talker")
+        assert after["frames"] - before["frames"] < num_frames, "freed at its own end"
+        assert after["reaped"] == before["reaped"], "freed by a lease that ran out"
+
+    def leave_while_it_speaks(self, path, body, num_running=1):
+        """Ask for what has no answer before its end, and go once so many streams of it run."""
+        address = httpx.URL(self.url)
+        connection = HTTPConnection(address.host, address.port, timeout=DEADLINE_S)
+        connection.request(
+            "POST", address.path + path, json.dumps(body), {"content-type": "application/json"}
+        )
+        deadline = time.monotonic() + DEADLINE_S
+        while self.stats("Talker")["num_running"] < num_running:
+            assert time.monotonic() < deadline, f"{path} isn't spoken"
+        connection.close()
 
     def speak(self, **fields):
         response = self.client.post("v1/audio/speech", json={"input": "Hello there.", **fields})
@@ -81,6 +132,7 @@ class Server:
         config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
         config["http_options"]["port"] = port
         (plain,) = config["applications"]
+        plain["args"] |= PATIENCE
         other = copy.deepcopy(plain)
         other["name"], other["route_prefix"] = "deterministic", "/deterministic"
         other["args"]["deterministic"] = True
@@ -138,9 +190,8 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server():
-    os.environ.update(BEFORE_RAY)  # as `make serve` does
-    ray.init(
-        address="local",
+    os.environ.update(BEFORE_RAY | ON_A_BUSY_MACHINE)  # as `make serve` does; other tests run beside these
+    start_ray(
         num_cpus=2,
         num_gpus=2,  # claimed: for test_placement.py alone
         include_dashboard=False,

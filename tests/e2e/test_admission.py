@@ -5,11 +5,14 @@ import time
 
 import httpx
 
+from tests.e2e.conftest import DEADLINE_S
+from tests.e2e.test_replica_death import audio_of_events, events_of
+
 SPEECH = "v1/audio/speech"
 BYTES_PER_FRAME = 1920 * 2
 NUM_ADMITTED = 8 + 32  # slots and queue of the config
-NUM_FRAMES = 600
-LONG = {"input": "Hello there.", "stream": True, "seed": 1, "response_format": "pcm"}
+NUM_FRAMES = 900  # so many steps that a hundred refusals fit in between, also on a busy machine
+LONG = {"input": "Hello there.", "stream": True, "seed": 8, "response_format": "pcm"}  # 2,691 frames
 
 
 async def refused_in(client):
@@ -23,7 +26,7 @@ async def refused_in(client):
 
 
 async def until_full(app):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while (await asyncio.to_thread(app.stats, "Talker"))["num_waiting"] < 32:  # noqa: ASYNC110 - counts of another process
             await asyncio.sleep(0.05)
 
@@ -31,11 +34,11 @@ async def until_full(app):
 async def test_a_burst_is_refused_at_once_while_streams_run_and_health_answers(app):
     """known_faults row 26, on the real thing."""
     limits = httpx.Limits(max_connections=200)
-    async with httpx.AsyncClient(base_url=app.url, timeout=120, limits=limits) as client:
-        body = {**LONG, "max_new_tokens": NUM_FRAMES}
+    async with httpx.AsyncClient(base_url=app.url, timeout=300, limits=limits) as client:
+        body = {**LONG, "max_new_tokens": NUM_FRAMES, "stream_format": "sse"}
         async with client.stream("POST", SPEECH, json=body) as running:
             parts = running.aiter_raw()
-            received = len(await anext(parts))
+            received = await anext(parts)
             waiting = [
                 asyncio.create_task(client.post(SPEECH, json={**LONG, "max_new_tokens": 3000}))
                 for _ in range(NUM_ADMITTED - 1)
@@ -51,12 +54,11 @@ async def test_a_burst_is_refused_at_once_while_streams_run_and_health_answers(a
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
             async for part in parts:
-                received += len(part)
-    assert received == NUM_FRAMES * BYTES_PER_FRAME
+                received += part
+    audio, _ = audio_of_events(received)
+    assert len(audio) == events_of(received)[-1]["num_frames"] * BYTES_PER_FRAME
     took_s.sort()
     print(f"100 refusals: p50 {1000 * took_s[49]:.0f} ms, p99 {1000 * took_s[98]:.0f} ms")
-    assert took_s[98] < 2.0  # a liveness bound on two shared cores; load tests have the strict one
-    async with asyncio.timeout(10):
-        while await asyncio.to_thread(lambda: app.num_held):  # noqa: ASYNC110 - as above
-            await asyncio.sleep(0.05)
+    assert took_s[98] < 10.0  # a liveness bound on two shared cores; load tests have the strict one
+    await asyncio.to_thread(app.wait_until_free)
     assert app.speak(max_new_tokens=5).headers["x-num-frames"] == "5"

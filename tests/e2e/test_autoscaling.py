@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
-from tests.e2e.conftest import ROOT
-
-pytestmark = pytest.mark.timeout(600)  # about a minute, unless the machine has much else to do
+from tests.e2e.conftest import ROOT, TEST_TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +22,7 @@ def drill():
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=TEST_TIMEOUT_S - 60,
         check=False,
     )
     assert run.returncode == 0, f"{run.stdout[-4_000:]}\n{run.stderr[-2_000:]}"
@@ -41,7 +40,7 @@ def test_load_grows_replicas_and_nodes_and_all_falls_back_to_nothing(drill):
 
 
 def test_no_request_was_lost_or_refused_on_the_way(drill):
-    assert drill["requests"] > 10
+    assert drill["requests"] >= 1 + 6 + 2  # one to wake it, and what each client of the load sends at least
     assert (drill["failed"], drill["refused"]) == (0, 0)
 
 
@@ -53,6 +52,10 @@ def test_a_request_at_zero_replicas_woke_them(drill):
 
 def test_a_talker_that_had_to_go_ended_its_streams_first(drill):
     """While it was going, streams ran, and all of them were heard to their last sample."""
-    going = [moment for moment in drill["timeline"] if moment["phase"] == "shrink" and moment["stopping"][0]]
+    going = [
+        now
+        for before, now in pairwise(drill["timeline"])
+        if now["phase"] == "shrink" and (now["stopping"][0] or now["replicas"][0] < before["replicas"][0])
+    ]
     assert going
     assert all(moment["in_flight"] > 0 for moment in going)

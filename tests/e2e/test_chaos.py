@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import ROOT, TEST_TIMEOUT_S
 
 DRILLS = ["disconnects", "kill"]
 
@@ -23,7 +23,7 @@ def report():
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=TEST_TIMEOUT_S - 60,
         check=False,
     )
     assert run.returncode == 0, f"{run.stdout[-4_000:]}\n{run.stderr[-2_000:]}"

@@ -9,10 +9,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from deployments.launch import Address, find_problem
-from tests.e2e.conftest import CONFIG, ROOT, free_port
+from load_tests.drills.ports import free_port
+from tests.e2e.conftest import CONFIG, ROOT
 
 TENSOR = "talker.code_predictor.model.layers.0.input_layernorm.weight"
-END_TIMEOUT_S = 240
+END_TIMEOUT_S = 600
 
 
 @pytest.fixture

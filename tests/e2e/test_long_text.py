@@ -4,7 +4,6 @@ Greedy, and with text that follows frame by frame, the tiny checkpoint stops at 
 the golden sentence does; so every piece that starts with it is those 9 frames again, and quick.
 """
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +53,7 @@ def test_a_long_text_is_its_pieces_joined_whole_streamed_and_limited(app, text):
     limited = app.speak(**body, max_new_tokens=FRAMES + 4)  # within the second piece, while a third is begun
     assert limited.headers["x-finish-reason"] == "length"
     assert limited.content == whole.content[: (FRAMES + 4) * BYTES_PER_FRAME]
-    deadline = time.monotonic() + 10
-    while app.num_held:
-        assert time.monotonic() < deadline, "the piece that was started ahead is still held"
-        time.sleep(0.02)
+    app.wait_until_free()  # the piece that was started ahead, too
 
 
 def test_a_text_beyond_the_total_is_refused_by_name(app):

@@ -11,9 +11,9 @@ from deployments.exported import METRICS
 from tests.dashboard import metric_names
 
 SPEECH = "v1/audio/speech"
-ARRIVE_WITHIN_S = 60
+ARRIVE_WITHIN_S = 240
 """A replica's count is with the node's agent a second or two later; this machine may be busy."""
-SETTLED_AFTER = 8
+SETTLED_AFTER = 12
 """Scrapes, half a second apart, in which no count has moved."""
 ADDED = {
     "application",
@@ -32,8 +32,7 @@ ADDED |= {"otel_scope_name", "otel_scope_schema_url", "otel_scope_version"}
 class Scrape:
     """One page; families by the names that their samples have."""
 
-    def __init__(self, app):
-        response = app.client.get("metrics")
+    def __init__(self, app, response):
         assert response.status_code == 200, response.text[:300]
         assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
         self.text, self._app = response.text, app.name
@@ -53,16 +52,17 @@ class Scrape:
 def scrape_when(app, predicate):
     deadline = time.monotonic() + ARRIVE_WITHIN_S
     while True:
-        scrape = Scrape(app)
-        if predicate(scrape):
-            return scrape
-        assert time.monotonic() < deadline, scrape.text[-2000:]
+        response = app.client.get("metrics")
+        if response.status_code != 503:  # of a node's agent that is slow
+            scrape = Scrape(app, response)
+            if predicate(scrape):
+                return scrape
+        assert time.monotonic() < deadline, response.text[-2000:]
         time.sleep(0.5)
 
 
-@pytest.fixture(scope="module")
-def before(app):
-    """When the replicas' counts are there, and what earlier tests did is all in them."""
+def settled():
+    """Of scrapes one after the other: whether nothing is spoken, and what earlier requests did is all in them."""
     counts = [
         f"{name}_total" for name in ("audio_frames", "talker_frames", "codec_frames", "streams", "requests")
     ]
@@ -73,8 +73,14 @@ def before(app):
         is_quiet = scrape.total("slots_used") == scrape.total("codec_rows_used") == 0
         return is_quiet and len(seen) > SETTLED_AFTER and seen[-1] == seen[-1 - SETTLED_AFTER]
 
+    return is_settled
+
+
+@pytest.fixture(scope="module")
+def before(app):
+    """When the replicas' counts are there, and what earlier tests did is all in them."""
     scrape_when(app, lambda scrape: scrape.total("slots") and scrape.total("codec_rows"))
-    return scrape_when(app, is_settled)
+    return scrape_when(app, settled())
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +99,12 @@ def after(app, before, spoken):
     names = [f"{name}_frames_total" for name in ("audio", "talker", "codec")]
 
     def has_arrived(scrape):
+        """What each replica counted last, too: the end of the stream, and the refusal."""
         is_counted = all(added(scrape, before, name) >= spoken for name in names)
-        return is_counted and scrape.total("slots_used") == 0
+        return is_counted and added(scrape, before, "requests_total") >= 3
 
-    return scrape_when(app, has_arrived)
+    scrape_when(app, has_arrived)
+    return scrape_when(app, settled())
 
 
 def added(after, before, name, **labels):
@@ -145,10 +153,11 @@ def test_every_metric_is_exported(after):
         assert {metric.exported + suffix for suffix in suffixes} <= after.names
 
 
-def test_the_dashboard_names_only_metrics_that_exist(after):
-    absent = metric_names() - after.names
+def test_the_dashboard_names_only_metrics_that_exist(app, after):
     on_gpus_only = {f"ray_{name}" for name in METRICS_GAUGES if "gpu" in name or "gram" in name}
-    assert absent <= on_gpus_only, "neither in the scrape nor what Ray exports of a GPU"
+    absent = metric_names() - after.names
+    if not absent <= on_gpus_only:  # Ray's daemons tell of themselves every few seconds
+        absent = metric_names() - scrape_when(app, lambda it: metric_names() - it.names <= on_gpus_only).names
     assert len(absent) <= 2
 
 

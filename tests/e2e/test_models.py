@@ -20,6 +20,7 @@ import yaml
 
 from load_tests.__main__ import main as load_main
 from tests.clips import as_base64, audio_file, tone, wav_clip
+from tests.e2e.conftest import DEADLINE_S, PATIENCE
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "serve_configs" / "tiny_all.yaml"
@@ -33,6 +34,7 @@ CHECKPOINTS = {
 }
 NUM_SLOTS = 2  # of the Base's talker
 HEALTH_S = 0.1
+ATTEMPTS = 5
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,7 @@ def app(server, tmp_path_factory):
     application["name"], application["route_prefix"] = "models", "/models"
     args, deployments = application["args"], application["deployments"]
     args["voices"]["folder"] = str(folder / "voices")
+    args |= PATIENCE
     args["resume_timeout_s"] = 0.2  # sooner than any process starts: see the last test
     args["models"][-1]["talker"] = {"num_slots": NUM_SLOTS, "max_queued": 30}
     args["models"].append({"checkpoint": mixed_checkpoint(folder / "mixed"), "model_name": "mixed"})
@@ -113,7 +116,7 @@ def clone(app, clip, **fields):
 
 async def post_all(app, bodies):
     limits = httpx.Limits(max_connections=len(bodies))
-    async with httpx.AsyncClient(base_url=app.url, timeout=240, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=app.url, timeout=300, limits=limits) as client:
         return await asyncio.gather(
             *[client.post(SPEECH, json={"input": "Hello there.", **b}) for b in bodies]
         )
@@ -208,23 +211,28 @@ def test_twenty_requests_with_one_clip_are_one_encode_and_two_modes_two(app):
 
 
 def test_a_warm_voice_starts_about_as_fast_as_a_built_in_one(app, record_property):
-    """A weak bound, for a machine that others use; the numbers are in the report."""
+    """A weak bound on the quickest of each, for a machine that others use; the numbers are in the report."""
     upload(app, "warm", wav_clip())
     bodies = {
         "built_in": {"model": "tiny", "non_streaming_mode": False},
         "warm": {"model": "tiny-base", "voice": "warm"},
         "warm_in_context": {"model": "tiny-base", "voice": "warm", "ref_text": "Good day."},
     }
+    for body in bodies.values():
+        first_audio_s(app, body)
+    encodes_before = num_encodes(app)
     ttfa = {name: [] for name in bodies}
     for _ in range(12):
         for name, body in bodies.items():
             ttfa[name].append(first_audio_s(app, body))
-    medians = {name: statistics.median(times[2:]) for name, times in ttfa.items()}
+    assert num_encodes(app) == encodes_before
+    medians = {name: statistics.median(times) for name, times in ttfa.items()}
     for name, median in medians.items():
         record_property(f"ttfa_{name}_ms", round(1000 * median, 1))
     print(medians)
-    assert medians["warm"] < 2 * medians["built_in"] + 0.05
-    assert medians["warm_in_context"] < 2 * medians["built_in"] + 0.1  # a longer prompt
+    best = {name: min(times) for name, times in ttfa.items()}  # others' load only ever adds to it
+    assert best["warm"] < 2 * best["built_in"] + 0.05
+    assert best["warm_in_context"] < 2 * best["built_in"] + 0.1  # a longer prompt
 
 
 def first_audio_s(app, body):
@@ -268,7 +276,7 @@ class HealthProbe:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self):
-        with httpx.Client(base_url=self._app.url, timeout=30) as client:
+        with httpx.Client(base_url=self._app.url, timeout=DEADLINE_S) as client:
             while not self._ends.is_set():
                 began = time.perf_counter()
                 assert client.get("health").status_code == 200
@@ -287,6 +295,9 @@ class HealthProbe:
 def test_odd_clips_get_their_answers_and_health_answers_meanwhile(app, record_property):
     answers = {}
     made = {name: make() for name, (make, _) in ODD_CLIPS.items()}
+    with HealthProbe(app) as idle:  # what an answer takes on this machine as it is now
+        while len(idle.times_s) <= 20:
+            time.sleep(0.01)
     with HealthProbe(app) as probe:
         for name, data in made.items():
             answers[name] = clone(app, data, max_new_tokens=2)
@@ -305,7 +316,7 @@ def test_odd_clips_get_their_answers_and_health_answers_meanwhile(app, record_pr
     record_property("health_max_ms", round(1000 * max(times), 1))
     print(f"/health: {len(times)} probes, median {statistics.median(times):.4f} s, max {max(times):.4f} s")
     assert len(times) > 20
-    assert statistics.median(times) < HEALTH_S
+    assert statistics.median(times) < HEALTH_S + 5 * statistics.median(idle.times_s)
 
 
 # ---------------------------------------------------------------- uploaded voices
@@ -316,7 +327,7 @@ def upload(app, name, clip, **fields):
 def speak_with(app, name, **fields):
     """On a connection of its own, so that either ingress replica may get it."""
     body = {"input": "Hello there.", "model": "tiny-base", "voice": name, "seed": 1, "max_new_tokens": 3}
-    return httpx.post(app.url + SPEECH, json={**body, "response_format": "pcm", **fields}, timeout=60)
+    return httpx.post(app.url + SPEECH, json={**body, "response_format": "pcm", **fields}, timeout=300)
 
 
 def test_an_uploaded_voice_speaks_at_once_on_every_replica_until_it_is_deleted(app):
@@ -373,25 +384,33 @@ def test_a_stream_that_nothing_takes_over_in_time_is_cut_or_told(app):
     """One talker, and no other for it: raw bodies end unterminated, events in an error, whole bodies in a 503."""
     body = {"model": "tiny-design", "input": "Hello.", "instructions": "A calm voice.", "max_new_tokens": 900}
     body["seed"] = seed_that_lasts(app, {**body, "max_new_tokens": 300})
+    assert any(dies_under_streams(app, body) for _ in range(ATTEMPTS))
+
+
+def dies_under_streams(app, body):
+    """False, and nothing has died, where the first of them, all as long, was over before the last had begun."""
     streamed = {**body, "stream": True, "response_format": "pcm"}
-    events, pid = bytearray(), app.stats("Talker-tiny-design")["pid"]
-    with (
-        app.client.stream("POST", SPEECH, json=streamed) as raw,
-        app.client.stream("POST", SPEECH, json={**streamed, "stream_format": "sse"}) as sse,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        parts, more = raw.iter_raw(), sse.iter_raw()
-        next(parts)
-        events += next(more)
+    with ThreadPoolExecutor(1) as pool:
+        pid = app.stats("Talker-tiny-design")["pid"]
         whole = pool.submit(app.client.post, SPEECH, json=body)
-        deadline = time.monotonic() + 60
-        while app.stats("Talker-tiny-design")["num_running"] < 3:
+        deadline = time.monotonic() + DEADLINE_S
+        while not whole.done() and app.stats("Talker-tiny-design")["num_running"] < 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        os.kill(pid, signal.SIGKILL)  # one replica of this run's own, by its id
-        for rest in (parts, map(events.extend, more)):
-            with pytest.raises(httpx.RemoteProtocolError):
-                deque(rest, 0)
+        with (
+            app.client.stream("POST", SPEECH, json=streamed) as raw,
+            app.client.stream("POST", SPEECH, json={**streamed, "stream_format": "sse"}) as sse,
+        ):
+            parts, more = raw.iter_raw(), sse.iter_raw()
+            next(parts)
+            events = bytearray(next(more))
+            if whole.done():
+                return False
+            os.kill(pid, signal.SIGKILL)  # one replica of this run's own, by its id
+            for rest in (parts, map(events.extend, more)):
+                with pytest.raises(httpx.RemoteProtocolError):
+                    deque(rest, 0)
     last = json.loads(events.strip().rpartition(b"data: ")[2])
     assert (last["type"], last["error"]["code"]) == ("speech.audio.error", "unavailable")
     assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "unavailable")
+    return True

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser import open_browser, open_page
+from tests.e2e.conftest import DEADLINE_S
 
 LONG_TEXT = "Every word of this takes its time, and there is no hurry. " * 100
 
@@ -26,10 +27,10 @@ def browser():
 def num_held(app):
     """From another thread: in this one, the browser's driver has a running loop, and Serve's handles would refuse."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: app.num_held).result(timeout=60)
+        return pool.submit(lambda: app.num_held).result(timeout=2 * DEADLINE_S)
 
 
-def wait_until(predicate, what, timeout_s=60):
+def wait_until(predicate, what, timeout_s=DEADLINE_S):
     deadline = time.monotonic() + timeout_s
     while not predicate():
         assert time.monotonic() < deadline, what

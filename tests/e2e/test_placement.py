@@ -7,7 +7,7 @@ import ray
 import yaml
 from ray import serve
 
-from tests.e2e.conftest import ROOT
+from tests.e2e.conftest import ROOT, START_TIMEOUT_S
 
 FRACTIONS = {"Talker": 0.6, "Codec": 0.3, "ReferenceEncoder": 0.1}
 
@@ -53,14 +53,17 @@ def test_a_talker_a_codec_and_an_encoder_share_each_gpu(server, num_gpus):
     app = server.add(stand_ins(num_gpus))
     server.start(app)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + START_TIMEOUT_S
         while serve.status().applications[app.name].status != "RUNNING":
             assert time.monotonic() < deadline, serve.status().applications[app.name]
             time.sleep(0.2)
         placed = app.client.get("").json()
+        while {len(gpus) for gpus in placed.values()} != {num_gpus}:
+            assert time.monotonic() < deadline, placed  # the ingress hears of replicas one after the other
+            time.sleep(0.2)
+            placed = app.client.get("").json()
         assert set(placed) == set(FRACTIONS)
         for name, gpus in placed.items():
-            assert len(gpus) == num_gpus
             assert len({index for (index,) in gpus}) == num_gpus, f"each {name} has a GPU to itself: {gpus}"
     finally:
         server.stop(app)

@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import signal
+import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 
 from load_tests.drills.processes import descendants, name_of
+from tests.e2e.conftest import DEADLINE_S
 
 SPEECH, BATCH = "v1/audio/speech", "v1/audio/speech/batch"
 NUM_FRAMES = 150
+ATTEMPTS = 5
 BODY = {
     "input": "Hello there.",
     "stream": True,
@@ -48,10 +51,22 @@ def audio_of_events(content):
     return b"".join(base64.b64decode(event["audio"]) for event in deltas), done["finish_reason"]
 
 
-class Clients:
-    """One request of every kind at once, to their ends. kill: called when each of the streams has had audio."""
+def results_of(app, kill=lambda: None):
+    """One request of every kind at once, to their ends. kill: called when each of the streams has had audio.
 
-    def __init__(self, app, kill=lambda: None):
+    Where one is over before the last has begun, as on a busy machine, nothing was killed: again.
+    """
+    for _ in range(ATTEMPTS):
+        clients = Clients(app, kill)
+        if clients.num_over == 0:
+            return clients.results
+    raise AssertionError("all of them were to be disturbed, and one was over before another began")
+
+
+class Clients:
+    """num_over: how many had ended when each of the streams had audio; `kill` is for the others, or for none."""
+
+    def __init__(self, app, kill):
         self._client, self._heard = app.client, set()
         streams = {
             "raw": {**BODY},
@@ -66,10 +81,10 @@ class Clients:
             calls["batch"] = pool.submit(self._batch)
             while self._heard != set(streams) and not any(call.done() for call in calls.values()):
                 time.sleep(0.01)
-            num_over = sum(call.done() for call in calls.values())
-            kill()
+            self.num_over = sum(call.done() for call in calls.values())
+            if self.num_over == 0:
+                kill()
         self.results = {name: call.result() for name, call in calls.items()}
-        assert num_over == 0, "all of them were to be disturbed"
 
     def _stream(self, name, body):
         received = bytearray()
@@ -97,7 +112,7 @@ class Clients:
 @pytest.fixture(scope="module")
 def undisturbed(deterministic):
     deterministic.wait_until_ready()
-    return Clients(deterministic).results
+    return results_of(deterministic)
 
 
 @pytest.mark.parametrize(("victim", "process"), [("Talker", "pid"), ("Codec", "engine_pid")])
@@ -108,13 +123,12 @@ def test_every_kind_of_answer_is_the_same_to_the_byte_when_a_replica_or_its_engi
     before = deterministic.stats(victim)
     assert before["pid"] != before["engine_pid"]
     kill = partial(os.kill, before[process], signal.SIGKILL)  # ours, by its id
-    results = Clients(deterministic, kill).results
+    results = results_of(deterministic, kill)
     assert {name for name, result in results.items() if result != undisturbed[name]} == set()
     deterministic.wait_until_ready()
-    after = deterministic.stats(victim)
-    assert {after["pid"], after["engine_pid"]}.isdisjoint({before["pid"], before["engine_pid"]})
+    deterministic.stats_of_a_successor(victim, before["pid"], before["engine_pid"])
     assert not {one.pid for one in descendants(os.getpid())} & {before["engine_pid"]}
-    assert deterministic.num_held == 0
+    deterministic.wait_until_free()
 
 
 @pytest.mark.parametrize("victim", ["Codec", "Talker"])
@@ -133,10 +147,11 @@ def test_by_default_no_sample_is_lost_or_said_twice(app, victim):
     # The same codes: what was heard, and the noise, are the same. The rest of the rounding is not.
     assert np.abs(np.frombuffer(received, "<i2").astype(int) - expected).max() <= 1
     app.wait_until_ready()
-    assert app.num_held == 0
+    app.wait_until_free()
 
 
-HEALTH_TELLS_WITHIN_S = 3.0
+HEALTH_TELLS_WITHIN_S = 30.0
+"""A second or two; on a busy machine more. What isn't told while nobody is there is never told."""
 
 
 @pytest.mark.parametrize(("victim", "process"), [("Talker", "engine_pid"), ("Codec", "pid")])
@@ -149,21 +164,32 @@ def test_health_tells_of_a_death_within_seconds_and_of_the_successor(determinist
         time.sleep(0.05)
     assert answer.status_code == 503
     assert victim in answer.json()["error"]["message"]
-    deterministic.wait_until_ready(60)
-    assert deterministic.stats(victim)[process] != pid
+    deterministic.wait_until_ready()
+    deterministic.stats_of_a_successor(victim, pid)
 
 
 def test_health_of_a_busy_server_does_not_flap(app):
     body = {**BODY, "stream": False, "max_new_tokens": 60}
+    told, has_told_enough = [], threading.Event()
+
+    def speak(seed):
+        answers = set()
+        while not answers or not has_told_enough.is_set():
+            answers.add(app.client.post(SPEECH, json={**body, "seed": seed}).status_code)
+        return answers
+
     with ThreadPoolExecutor(32) as pool:
-        speaking = [pool.submit(app.client.post, SPEECH, json={**body, "seed": seed}) for seed in range(32)]
-        told = []
-        while not all(call.done() for call in speaking):
-            told.append(app.client.get("health").status_code)
-            time.sleep(0.05)
-    assert {call.result().status_code for call in speaking} == {200}
+        speaking = [pool.submit(speak, seed) for seed in range(32)]
+        try:
+            while not all(call.done() for call in speaking):
+                told.append(app.client.get("health").status_code)
+                if len(told) > 10:
+                    has_told_enough.set()
+                time.sleep(0.05)
+        finally:
+            has_told_enough.set()
+    assert set.union(*(call.result() for call in speaking)) == {200}
     assert set(told) == {200}
-    assert len(told) > 10
 
 
 def test_a_dead_ingress_cuts_its_streams_and_never_ends_them(app):
@@ -185,26 +211,21 @@ def test_a_dead_ingress_cuts_its_streams_and_never_ends_them(app):
             deque(map(events.extend, more), 0)
     assert b"speech.audio.done" not in events
     app.wait_until_ready()
-    deadline = time.monotonic() + 90  # more than a lease, should nobody have told the engines
-    while app.num_held:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    app.wait_until_free()  # in more than a lease, should nobody have told the engines
 
 
 def test_a_talker_whose_codec_has_died_is_freed_long_before_its_stream_would_end(app):
     """Ray cancels nothing when the caller of an actor's method is killed: the ingress tells the talker."""
-    long_body, pid = {**BODY, "max_new_tokens": 3500, "non_streaming_mode": True}, app.stats("Codec")["pid"]
+    long_body, pid = {**BODY, "seed": 8, "max_new_tokens": 2000}, app.stats("Codec")["pid"]
     with app.client.stream("POST", SPEECH, json=long_body) as response:
         next(response.iter_raw())
         frames_before = app.stats("Talker")["frames"]
         os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + DEADLINE_S
         while (talker := app.stats("Talker"))["num_running"]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert talker["frames"] - frames_before < 3000
+        assert talker["frames"] - frames_before < 1500
         assert talker["reaped"] == 0  # it was told; no lease had to run out
     app.wait_until_ready()
-    while app.num_held:  # who left now is waited for by nobody, wherever their stream was then
-        assert time.monotonic() < deadline + 60
-        time.sleep(0.05)
+    app.wait_until_free()  # who left now is waited for by nobody, wherever their stream was then

@@ -12,18 +12,12 @@ from deployments.client import Client, ServerError, cli
 
 BYTES_PER_FRAME = 1920 * 2
 FIELDS = {"response_format": "pcm", "seed": 1, "max_new_tokens": 60}
+ATTEMPTS = 5
 TEXTS = ["Hello there. ", "How are ", "you?"]
 
 
 def samples(pcm):
     return np.frombuffer(pcm, "<i2").astype(np.int32)
-
-
-def wait_until_free(app, deadline_s=10):
-    deadline = time.monotonic() + deadline_s
-    while held := app.num_held:
-        assert time.monotonic() < deadline, f"{held} still held after {deadline_s} s"
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["app", "deterministic"])
@@ -46,7 +40,15 @@ def listen(session, texts):
 
 
 def test_two_sentences_are_one_stream_without_a_gap_over_one_chunk(any_app):
-    """known_faults row 33, on real engines: at the joint nothing takes longer than a chunk within a sentence does."""
+    """known_faults row 33, on real engines: at the joint nothing takes longer than a chunk within a sentence does.
+
+    A machine that does something else just then makes it longer, and nothing makes it shorter: once is enough.
+    """
+    assert any(has_no_gap(any_app) for _ in range(ATTEMPTS))
+
+
+def has_no_gap(any_app):
+    """Whether the joint was as quick as promised. All else is asserted every time."""
     with Client(any_app.url) as client, client.session(**FIELDS) as session:
         heard = listen(session, TEXTS)
     kinds = ["audio" if isinstance(m, bytes) else m["type"] for _, m in heard]
@@ -62,30 +64,33 @@ def test_two_sentences_are_one_stream_without_a_gap_over_one_chunk(any_app):
         for (before, was_second), (after, is_second) in itertools.pairwise(arrivals)
     ]
     (at_the_joint,) = [seconds for seconds, is_joint in steps if is_joint]
-    assert at_the_joint <= max(seconds for seconds, is_joint in steps if not is_joint)
     first = ends[0]["total_bytes"]
     alone = any_app.speak(input="Hello there.", **FIELDS).content
     assert np.abs(samples(audio[:first]) - samples(alone)).max() <= 1  # the same codes; rounding aside
     if any_app.name == "deterministic":
         assert audio[:first] == alone
+    return at_the_joint <= max(seconds for seconds, is_joint in steps if not is_joint)
 
 
 def test_cancelling_and_leaving_free_everything(app):
-    wait_until_free(app)
+    long = {
+        **FIELDS,
+        "seed": 8,
+        "max_new_tokens": 2000,
+    }  # with this seed the first sentence doesn't end sooner
     with Client(app.url) as client:
-        with client.session(**{**FIELDS, "max_new_tokens": 3000}) as session:
+        with client.session(**long) as session:
             for _ in range(2):
-                speech = session.speak("Hello there. How are you?")
-                next(speech)
-                assert app.num_held > 0
-                speech.close()
-                wait_until_free(app)
-            next(session.speak("Hello there. How are you?"))
-            session._connection.socket.close()  # no goodbye
-        wait_until_free(app)
-        with client.events("Hello there.", **{**FIELDS, "max_new_tokens": 3000}) as stream:
+                with app.freed_before(2000):
+                    speech = session.speak("Hello there. How are you?")
+                    next(speech)
+                    assert app.num_held > 0
+                    speech.close()
+            with app.freed_before(2000):
+                next(session.speak("Hello there. How are you?"))
+                session._connection.socket.close()  # no goodbye
+        with app.freed_before(2000), client.events("Hello there.", **long) as stream:
             next(iter(stream.events()))
-        wait_until_free(app)
 
 
 def test_a_session_is_refused_by_name(app):

@@ -10,7 +10,7 @@ import ray
 
 SPEECH = "v1/audio/speech"
 TEXT = "Not one word of this in any span."
-ARRIVE_WITHIN_S = 60
+ARRIVE_WITHIN_S = 120
 
 
 def read_spans():
@@ -109,10 +109,10 @@ def test_a_refusal_is_told_without_its_words(app):
 
 
 def test_who_asks_for_no_trace_leaves_no_span(app):
-    known = set(read_spans())
+    known = {span["context"]["trace_id"] for span in read_spans().values()}  # which may still get more spans
     app.speak(max_new_tokens=5)
     asked = Trace()
     app.client.post(SPEECH, json={"input": TEXT, "max_new_tokens": 5}, headers=asked.headers)
     asked.wait_for("speech", "codec.decode", "talker.generate")
-    new = {span["context"]["trace_id"] for key, span in read_spans().items() if key not in known}
+    new = {span["context"]["trace_id"] for span in read_spans().values()} - known
     assert new == {f"0x{asked.id}"}

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -155,8 +156,8 @@ def test_children_and_their_children_are_found_and_ended_by_their_ids():
         while len(family := [one for one in descendants(os.getpid()) if is_below(one, child.pid)]) < 2:
             assert child.poll() is None
         assert end_all(family, patience_s=0) == family
-        child.wait(10)
-        assert not end_all(family, patience_s=10)
+        child.wait(60)
+        assert not end_all(family, patience_s=60)
         assert not any(is_alive(one) for one in family)
     finally:
         child.kill()
@@ -167,15 +168,37 @@ def is_below(process, pid):
     return process.pid == pid or process in descendants(pid)
 
 
+HOLDER = """
+import os
+print(flush=True)
+input()
+held, files = bytearray(b"x") * (64 << 20), [open(os.devnull) for _ in range(7)]
+print(flush=True)
+input()
+"""
+
+
+@contextmanager
+def a_process(code):
+    """Of Python, that speaks and hears by lines, and that nobody else has to do with."""
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        child.stdout.readline()
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
 def test_memory_and_files_of_a_process_are_those_of_the_kernel():
-    held = bytearray(b"x") * (64 << 20)
-    before = rss_bytes(os.getpid())
-    del held
-    assert before - rss_bytes(os.getpid()) > 48 << 20
-    num_files = num_open_files(os.getpid())
-    with open(os.devnull) as _:
-        assert num_open_files(os.getpid()) == num_files + 1
-    assert "python" in name_of(os.getpid())
+    with a_process(HOLDER) as child:
+        num_bytes, num_files = rss_bytes(child.pid), num_open_files(child.pid)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        child.stdout.readline()
+        assert 48 << 20 < rss_bytes(child.pid) - num_bytes < 80 << 20
+        assert num_open_files(child.pid) == num_files + 7
+        assert name_of(child.pid).startswith(f"{sys.executable} -c")
 
 
 def test_of_a_process_that_is_gone_there_is_nothing():
@@ -243,8 +266,9 @@ async def test_samples_of_a_kind_that_comes_later_line_up(monkeypatch):
 
     made, server = soak.Samples(), Server()
     await asyncio.to_thread(made.look, server, 0.0)
-    server.processes = descendants(os.getppid())
-    made.look(server, 5.0)
+    with a_process("print(flush=True); input()") as child:
+        server.processes = [one for one in descendants(os.getpid()) if one.pid == child.pid]
+        made.look(server, 5.0)
     assert made.at_s == [0.0, 5.0]
     assert made.memory_mib["other"][0] == 0
     assert made.memory_mib["other"][1] > 0

@@ -1,9 +1,11 @@
 """Whose CPU it was, and what was full."""
 
 import os
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from load_tests.bottleneck import engine_figures, name_bottleneck, resource_table
@@ -32,16 +34,27 @@ def test_processes_are_known_by_their_part(command_line, part):
     assert part_of(command_line) == part
 
 
+def looked_at(child):
+    """While it stands still: its threads are counted after it, and this process may have to wait in between."""
+    child.send_signal(signal.SIGSTOP)
+    while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+        pass
+    try:
+        return snapshot(os.getpid(), {child.pid: "child"})
+    finally:
+        child.send_signal(signal.SIGCONT)
+
+
 def test_a_busy_child_is_seen_with_what_it_used():
     child = subprocess.Popen(
         [sys.executable, "-c", "print(1, flush=True)\nwhile True: pass"], stdout=subprocess.PIPE
     )
     try:
         child.stdout.readline()
-        before = snapshot(os.getpid(), {child.pid: "child"})
+        before = looked_at(child)
         while snapshot(child.pid)[child.pid].cpu_s - before[child.pid].cpu_s < 0.2:
             pass
-        after = snapshot(os.getpid(), {child.pid: "child"})
+        after = looked_at(child)
     finally:
         child.kill()
         child.wait()

@@ -10,15 +10,16 @@ import pytest
 from load_tests.jobs import JobMaker
 from load_tests.records import SpeechRecord
 from load_tests.scenarios import LEAVER, STEADY, WARM_UP, Closed, OpenLoop, Players, Share, Storm, draw_leave
+from tests.fakes import until
 
 JOBS = JobMaker(["one", "two", "three"])
 
 
 class FakeServer:
-    """Answers after `answer_s`; counts how many it was asked at once."""
+    """Answers after `answer_s`, or once it was asked by `all_of` at once; counts how many that were at most."""
 
-    def __init__(self, answer_s=0.001, outcome="ok"):
-        self.answer_s, self.outcome = answer_s, outcome
+    def __init__(self, answer_s=0.001, outcome="ok", all_of=0):
+        self.answer_s, self.outcome, self.all_of = answer_s, outcome, all_of
         self.records, self.leaves = [], []
         self.now = self.most = 0
 
@@ -27,6 +28,7 @@ class FakeServer:
         self.most = max(self.most, self.now)
         record = SpeechRecord(job.number, time.perf_counter(), outcome=self.outcome, tag=tag)
         await asyncio.sleep(self.answer_s)
+        await until(lambda: self.most >= self.all_of, timeout_s=60)
         self.now -= 1
         record.total_s = time.perf_counter() - record.sent_at
         self.records.append(record)
@@ -83,8 +85,8 @@ async def test_a_refused_client_waits_before_it_asks_again():
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_an_open_loop_sends_at_its_times_however_slow_the_answers(workers):
-    server = FakeServer(answer_s=0.3)
     scenario = OpenLoop(rate_per_s=40, warm_up_s=0.1, window_s=0.2, seed=1)
+    server = FakeServer(all_of=scenario.num_requests)
     await run_in_parts(scenario, server, workers)
     assert server.numbers == list(range(scenario.num_requests))
     assert server.most == scenario.num_requests

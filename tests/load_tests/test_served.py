@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from load_tests.drills.ports import free_port
 from load_tests.served import ServedConfig, changed_config
 
 CONFIGS = Path(__file__).parents[2] / "serve_configs"
@@ -86,7 +87,7 @@ def test_where_the_codec_is_the_ingress_no_other_is_configured():
 
 
 def test_a_server_that_cannot_start_is_told_with_its_last_lines(tmp_path):
-    content = {"http_options": {"port": 28790}, "applications": []}
+    content = {"http_options": {"port": free_port()}, "applications": []}
     server = ServedConfig(content, tmp_path, fast=False)
     server._config.write_text("applications: [")  # no YAML any more
     with pytest.raises(RuntimeError, match="did not start"):
