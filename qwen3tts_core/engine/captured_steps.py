@@ -8,6 +8,7 @@ device without a step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,31 +29,38 @@ _GIVEN = NO_ID - 1
 """In place of a text id: this row is no sum of two ids, it was made before."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What every step works on, and what turns it into a launch."""
+
+    talker: Talker
+    state: SlotState
+    cache: Sequence[LayerKV]
+    config: TalkerEngineConfig
+    capture: Capture
+
+
 class AdmissionStep:
     """Writes one request's row of the slot state, with its prompt's last row as the input of its first decode step."""
 
-    def __init__(self, talker: Talker, state: SlotState, packer: RowPacker, capture: Capture) -> None:
+    def __init__(self, parts: StepParts, packer: RowPacker) -> None:
+        talker, state = parts.talker, parts.state
         self._nobody = packer.nobody(state.padding_slot)
-        self._inputs = torch.from_numpy(self._joined(self._nobody, (NO_ID, NO_ID))).to(talker.device)
+        self._row = torch.from_numpy(self._nobody).to(talker.device, copy=True)
 
         def step() -> None:
-            row, text_id, codec_id = self._inputs[:-2], self._inputs[-2:-1], self._inputs[-1:]
-            state.put(row, talker.rows_of(text_id, codec_id)[0])
+            state.put(self._row, talker.rows_of)
 
-        self.launch: Launch = capture(step, "admission of a request")
+        self.launch: Launch = parts.capture(step, "admission of a request")
 
-    def run(self, row: NDArray[np.int64], last_ids: tuple[int, int]) -> None:
-        """row: as RowPacker makes it. last_ids: text and codec id of the prompt's last row."""
-        self._inputs.copy_(torch.from_numpy(self._joined(row, last_ids)), non_blocking=True)
+    def run(self, row: NDArray[np.int64]) -> None:
+        """row: as RowPacker makes it."""
+        self._row.copy_(torch.from_numpy(row), non_blocking=True)
         self.launch()
 
     def warm_up(self) -> None:
         """Once more for the padding slot, which stays as it was."""
-        self.run(self._nobody, (NO_ID, NO_ID))
-
-    @staticmethod
-    def _joined(row: NDArray[np.int64], last_ids: tuple[int, int]) -> NDArray[np.int64]:
-        return np.concatenate([row, np.array(last_ids, np.int64)])
+        self.run(self._nobody)
 
 
 class PrefillStep:
@@ -60,15 +68,8 @@ class PrefillStep:
 
     _COLUMNS = 5  # position, write index, sequence, text id, codec id of each row; the slot of each sequence comes after
 
-    def __init__(
-        self,
-        talker: Talker,
-        state: SlotState,
-        cache: Sequence[LayerKV],
-        config: TalkerEngineConfig,
-        size: int,
-        capture: Capture,
-    ) -> None:
+    def __init__(self, parts: StepParts, size: int) -> None:
+        talker, state, cache, config = parts.talker, parts.state, parts.cache, parts.config
         self.size = size
         self._planner = talker.ops.planner
         self._page_size = config.page_size
@@ -91,7 +92,7 @@ class PrefillStep:
             )
             talker(rows, layout, cache)
 
-        self.launch: Launch = capture(step, f"prefill of {size} rows")
+        self.launch: Launch = parts.capture(step, f"prefill of {size} rows")
         self.is_graph = self.launch is not step
 
     def run(self, pieces: Sequence[PrefillPiece], given: Mapping[int, Tensor]) -> None:
@@ -129,15 +130,8 @@ class PrefillStep:
 class DecodeStep:
     """One batch size: its static row and result buffers, and the step over them."""
 
-    def __init__(
-        self,
-        talker: Talker,
-        state: SlotState,
-        cache: Sequence[LayerKV],
-        config: TalkerEngineConfig,
-        size: int,
-        capture: Capture,
-    ) -> None:
+    def __init__(self, parts: StepParts, size: int) -> None:
+        talker, state, cache, config = parts.talker, parts.state, parts.cache, parts.config
         self.size = size
         self._padding_slot = state.padding_slot
         groups = talker.config.talker.num_code_groups
@@ -156,7 +150,7 @@ class DecodeStep:
                 trash_page=config.num_pages,
             )
 
-        self.launch: Launch = capture(step, f"decode step of {size} rows")
+        self.launch: Launch = parts.capture(step, f"decode step of {size} rows")
         self.is_graph = self.launch is not step
 
     def set_members(self, members: tuple[Placed, ...]) -> None:

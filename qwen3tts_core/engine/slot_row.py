@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3tts_core.types import DrawParams, SpeechRequest
+from qwen3tts_core.types import NO_ID, DrawParams, SpeechRequest
 
 INTS = (
     "position",
@@ -32,8 +32,8 @@ FLOATS = ("penalty", "temperature", "tail_mass", "sub_temperature", "sub_tail_ma
 
 def row_widths(num_pages: int, num_positions: int) -> tuple[int, ...]:
     """The parts of a row, in order: the slot's number, INTS, FLOATS (the bits of float64), the numbers of its pages,
-    its trailing ids."""
-    return (1, len(INTS), len(FLOATS), num_pages, num_positions)
+    its trailing ids, text and codec id of its prompt's last row."""
+    return (1, len(INTS), len(FLOATS), num_pages, num_positions, 2)
 
 
 class RowPacker:
@@ -49,6 +49,7 @@ class RowPacker:
         row[0] = slot
         row[self._ends[1] : self._ends[2]].view(np.float64)[:] = 1.0  # a draw divides by its temperature
         row[self._ends[2] : self._ends[3]] = self._trash_page
+        row[self._ends[4] :] = NO_ID
         return row
 
     def request(
@@ -84,11 +85,12 @@ class RowPacker:
             "sub_tail_mass": 1.0 - sampling.subtalker.top_p,
         }
         row = self.nobody(slot)
-        _, its_ints, its_floats, its_pages, its_trailing = np.split(row, self._ends[:-1])
+        _, its_ints, its_floats, its_pages, its_trailing, its_last_ids = np.split(row, self._ends[:-1])
         its_ints[:] = [int(ints[name]) for name in INTS]
         its_floats.view(np.float64)[:] = [floats[name] for name in FLOATS]
         its_pages[: len(pages)] = pages
         its_trailing[: len(plan.trailing_ids)] = plan.trailing_ids
+        its_last_ids[:] = plan.text_ids[-1], plan.codec_ids[-1]
         return row
 
 

@@ -5,6 +5,7 @@ A decode step reads and writes only this. The host writes a row once, when a req
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,10 @@ from qwen3tts_core.ops.interface import DrawRows, NoiseKey
 # Columns of `SlotState.ints` and `.floats`.
 INT = {name: column for column, name in enumerate(INTS)}
 FLOAT = {name: column for column, name in enumerate(FLOATS)}
+
+
+RowsOf = Callable[[Tensor, Tensor], Tensor]
+"""Text ids [n], codec ids [n] -> the talker's rows [n, D]: `Talker.rows_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +84,19 @@ class SlotState:
         return self.replayed.shape[1] > 0
 
     # ------------------------------------------------------------ what an admission writes
-    def put(self, row: Tensor, first_input: Tensor) -> None:
+    def put(self, row: Tensor, rows_of: RowsOf) -> None:
         """Write the slot's row that `row` names, whole. Tensors alone, so that a graph can hold it.
 
-        row: as `slot_row.RowPacker` makes it. first_input: [D], what the slot's first decode step feeds.
+        row: as `slot_row.RowPacker` makes it. rows_of: makes the slot's first input of its prompt's last ids.
         """
         widths = row_widths(self.page_table.shape[1], self.trailing_ids.shape[1])
-        slot, ints, floats, pages, trailing = torch.split_with_sizes(row, widths)
+        slot, ints, floats, pages, trailing, last_ids = torch.split_with_sizes(row, widths)
         self.ints[slot] = ints
         self.floats[slot] = floats.view(torch.float64).float()
         self.seen.index_fill_(0, slot, False)
         self.page_table[slot] = pages
         self.trailing_ids[slot] = trailing.int()
-        self.input_rows[slot] = first_input
+        self.input_rows[slot] = rows_of(last_ids[:1], last_ids[1:])
 
     def recall(self, slot: int, old_codes: Tensor) -> None:
         """Give a slot the frames to go on after, as if it had drawn them: for a row put just before. [F, G] int64."""

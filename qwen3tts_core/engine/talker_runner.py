@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3tts_core.config import TalkerEngineConfig
-from qwen3tts_core.engine.captured_steps import AdmissionStep, DecodeStep, PrefillStep
+from qwen3tts_core.engine.captured_steps import AdmissionStep, DecodeStep, PrefillStep, StepParts
 from qwen3tts_core.engine.scheduler import Placed, PrefillPiece
 from qwen3tts_core.engine.slot_row import RowPacker
 from qwen3tts_core.engine.slots import SlotState
@@ -102,11 +102,11 @@ class TalkerRunner:
         self._packer = RowPacker(
             self.state.page_table.shape[1], self.state.trailing_ids.shape[1], self.trash_page
         )
-        parts, capture = (talker, self.state, self.cache, config), backend.capture
+        parts = StepParts(talker, self.state, self.cache, config, backend.capture)
         with torch.inference_mode():
-            self._decode_steps = [DecodeStep(*parts, size, capture) for size in config.decode_buckets]
-            self._prefill_steps = [PrefillStep(*parts, size, capture) for size in config.prefill_buckets]
-            self._admission = AdmissionStep(talker, self.state, self._packer, capture)
+            self._decode_steps = [DecodeStep(parts, size) for size in config.decode_buckets]
+            self._prefill_steps = [PrefillStep(parts, size) for size in config.prefill_buckets]
+            self._admission = AdmissionStep(parts, self._packer)
         self.counters.steps_by_bucket = dict.fromkeys(config.decode_buckets, 0)
         cache_bytes = sum(kv.key.nbytes + kv.value.nbytes for kv in self.cache)
         logger.info(
@@ -156,7 +156,7 @@ class TalkerRunner:
         num_old = 0 if old_codes is None else len(old_codes)
         counts = {"num_prefilled": num_frames, "num_replayed": num_old - num_frames}
         row = self._packer.request(slot, request, placed.pages, **counts)
-        self._admission.run(row, (plan.text_ids[-1], plan.codec_ids[-1]))
+        self._admission.run(row)
         if old_codes is not None:
             self.state.recall(slot, old_codes)
         if given is not None:

@@ -36,7 +36,16 @@ def admit(state, slot, request, pages, first_input, old_codes=None):
     num_replayed = num_old if state.steps_through_old_frames else 0
     packer = RowPacker(state.page_table.shape[1], state.trailing_ids.shape[1], TRASH)
     counts = {"num_prefilled": num_old - num_replayed, "num_replayed": num_replayed}
-    state.put(torch.from_numpy(packer.request(slot, request, pages, **counts)), first_input)
+    row = torch.from_numpy(packer.request(slot, request, pages, **counts))
+
+    def rows_of(text_ids, codec_ids):
+        assert (text_ids.tolist(), codec_ids.tolist()) == (
+            [request.plan.text_ids[-1]],
+            [request.plan.codec_ids[-1]],
+        )
+        return first_input[None]
+
+    state.put(row, rows_of)
     if old_codes is not None:
         state.recall(slot, old_codes)
 
@@ -145,7 +154,7 @@ def test_group_0_and_the_others_draw_by_their_own_settings(state):
 def test_nobody_s_row_leaves_the_padding_row_as_it_was(state):
     before = snapshot(state)
     packer = RowPacker(state.page_table.shape[1], state.trailing_ids.shape[1], TRASH)
-    state.put(torch.from_numpy(packer.nobody(state.padding_slot)), torch.zeros(WIDTH))
+    state.put(torch.from_numpy(packer.nobody(state.padding_slot)), lambda text_ids, _: torch.zeros(1, WIDTH))
     for name, tensor in tensors(state).items():
         assert torch.equal(tensor, before[name]), name
 
