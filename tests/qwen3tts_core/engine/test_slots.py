@@ -6,7 +6,7 @@ import torch
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine.slot_row import RowPacker
 from qwen3tts_core.engine.slots import SlotState
-from qwen3tts_core.types import DrawParams, Sampling
+from qwen3tts_core.types import NO_ID, DrawParams, Sampling
 from tests.qwen3tts_core.request_kit import GREEDY, make_plan, make_request
 
 WIDTH, VOCAB, TRASH = 6, 32, 99
@@ -154,7 +154,8 @@ def test_group_0_and_the_others_draw_by_their_own_settings(state):
 def test_nobody_s_row_leaves_the_padding_row_as_it_was(state):
     before = snapshot(state)
     packer = RowPacker(state.page_table.shape[1], state.trailing_ids.shape[1], TRASH)
-    state.put(torch.from_numpy(packer.nobody(state.padding_slot)), lambda text_ids, _: torch.zeros(1, WIDTH))
+    row = torch.from_numpy(packer.nobody(state.padding_slot))
+    state.put(row, lambda *ids: torch.full((1, WIDTH), float(sum(ids) - 2 * NO_ID)))  # zeros for no ids alone
     for name, tensor in tensors(state).items():
         assert torch.equal(tensor, before[name]), name
 
