@@ -75,8 +75,9 @@ def engine_figures(growth: dict[str, dict[str, float]], wall_s: float) -> dict[s
         figures[f"{deployment} frames per {unit}"] = round(counters.get("frames", 0) / steps, 2)
         if "chunks" in counters:
             figures[f"{deployment} chunks per {unit}"] = round(counters["chunks"] / steps, 2)
-        if padded := counters.get("padded_rows"):
-            figures[f"{deployment} padded rows per {unit}"] = round(padded / steps, 2)
+        for kind in ("rows", "frames"):
+            if padded := counters.get(f"padded_{kind}"):
+                figures[f"{deployment} padded {kind} per {unit}"] = round(padded / steps, 2)
     return figures
 
 

@@ -410,6 +410,9 @@ class CodecEngineConfig:
     max_batch_frames: rows times frames of one decode, or the smallest batch if that is more; 0 is
         no limit. A GPU has enough to do from a few hundred on; more makes first chunks wait longer
         and takes more memory (3 MB a frame for the published sizes).
+    batch_wait_s: how long a chunk that isn't needed yet may wait for others, since large batches cost a GPU
+        less; a share of it while fewer than 65 streams are open, never more than half of the time until it
+        is to be played. First chunks never wait.
     memory_gib: what a replica on a GPU may allocate in all; 0 is no limit. Shapes that don't fit are
         left out at the start.
     max_primed_voices: clone voices whose state after their reference frames is kept (incremental
@@ -424,6 +427,7 @@ class CodecEngineConfig:
     frame_buckets: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
     batch_buckets: tuple[int, ...] = ()
     max_batch_frames: int = 400
+    batch_wait_s: float = 0.0
     memory_gib: float = 0.0
     max_primed_voices: int = 32
     high_priority: bool = False
@@ -439,6 +443,8 @@ class CodecEngineConfig:
             raise ValueError(f"max_primed_voices must be 0 or more, got {self.max_primed_voices}")
         if self.max_batch_frames < 0 or self.memory_gib < 0:
             raise ValueError("max_batch_frames and memory_gib must be 0 or more")
+        if not 0 <= self.batch_wait_s <= 1:
+            raise ValueError(f"batch_wait_s must be from 0 to 1, got {self.batch_wait_s}")
         batches = self.batch_buckets or _powers_of_two(min(self.num_rows, 64))
         frames = self.frame_buckets
         _check_buckets("batch_buckets", batches)

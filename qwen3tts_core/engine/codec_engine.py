@@ -1,13 +1,14 @@
 """The Codec engine: frames of many streams in, PCM out, one thread between.
 
 Each turn of the loop: make new streams' rows ready, hand out what needs no decoding, then decode
-one batch of whatever waits. What a stream gets out is in the order in which it was submitted, an
+one batch of what is due. What a stream gets out is in the order in which it was submitted, an
 error included. A fault in a batch ends the streams in it and no others.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 
 from qwen3tts_core.config import CheckpointConfig, CodecDecoderConfig, CodecEngineConfig
+from qwen3tts_core.engine.codec_batching import BatchShapes
 from qwen3tts_core.engine.codec_rows import CodecModel, IncrementalRows, RowDecoder, Seams, WindowRows
 from qwen3tts_core.engine.codec_scheduler import CodecScheduler, CodecStream, Piece, Work
 from qwen3tts_core.engine.frame_checks import FrameChecks
@@ -61,8 +63,9 @@ class CodecEngine:
         self._rows: RowDecoder = make_rows(decoder, config, seams)
         self._scheduler = CodecScheduler(
             num_rows=config.num_rows,
-            max_rows=self._rows.max_rows,
+            shapes=BatchShapes(self._rows.max_rows, config.batch_buckets),
             seconds_per_frame=1.0 / decoder.config.frame_rate_hz,
+            batch_wait_s=config.batch_wait_s,
         )
         self._num_rows = config.num_rows
         self._wake = threading.Condition()
@@ -232,8 +235,12 @@ class CodecEngine:
     def _wait_for_work(self) -> bool:
         """False once the loop should end."""
         with self._wake:
-            while not (self._scheduler.has_work or self._stopping):
-                self._wake.wait()
+            while not self._stopping:
+                now = self._clock()
+                ready_at = self._scheduler.ready_at(now)
+                if ready_at <= now:
+                    break
+                self._wake.wait(None if math.isinf(ready_at) else ready_at - now)
             return not self._stopping
 
     def step(self) -> None:

@@ -2,24 +2,29 @@
 
     open ──> row taken ──> work, work, … ──> last audio out, or failed, or closed ──> row back
 
-Work-conserving: whatever waits is taken, nothing is waited for. Urgent work goes first: streams
-that nobody has heard yet (TTFA), and chunks whose playback deadline has passed. It also sets the
-batch's width, so that a 1-frame first chunk isn't padded to the 25 frames of a chunk that has a
-second in hand. The rest follows by deadline. A stream is in at most one batch, with at most one
-piece, so its order is kept.
+Urgent work goes first and at once: streams that nobody has heard yet (TTFA), and chunks whose playback
+deadline has passed. The rest may wait a little for others of its kind, since a few large batches cost the
+GPU half of what many small ones do: at most `batch_wait_s`, at most half of the time to its deadline, and
+hardly at all while few streams are open. Which lengths share a batch: `codec_batching`. A stream is in at
+most one batch, with at most one piece, so its order is kept.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+import math
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen3tts_core.engine.codec_batching import BatchShapes
 from qwen3tts_core.errors import EngineFault, Overloaded, TTSError
 from qwen3tts_core.types import FrameBatch, ReferenceVoice
+
+_CROWD = 64
+"""Open streams beside a chunk's own from which on it waits as long as it may; a stream alone waits for nobody."""
 
 Codes = NDArray[np.int16]  # [F, G], group 0 first
 
@@ -85,12 +90,14 @@ class Piece:
 class CodecScheduler:
     """Rows, streams and their waiting work.
 
-    max_rows: for each frame bucket, rising, the rows that a batch padded to it may have.
+    batch_wait_s: how long a chunk that isn't urgent may wait for others.
     """
 
-    def __init__(self, *, num_rows: int, max_rows: Mapping[int, int], seconds_per_frame: float) -> None:
-        self._num_rows, self._max_rows, self._seconds_per_frame = num_rows, max_rows, seconds_per_frame
-        self._frame_buckets = tuple(max_rows)
+    def __init__(
+        self, *, num_rows: int, shapes: BatchShapes, seconds_per_frame: float, batch_wait_s: float = 0.0
+    ) -> None:
+        self._num_rows, self._shapes, self._seconds_per_frame = num_rows, shapes, seconds_per_frame
+        self._batch_wait_s = batch_wait_s
         self._free_rows = list(reversed(range(num_rows)))
         self._streams: dict[str, CodecStream] = {}
 
@@ -147,10 +154,6 @@ class CodecScheduler:
         """Works waiting, those in a batch included."""
         return sum(len(stream.work) for stream in self._streams.values())
 
-    @property
-    def has_work(self) -> bool:
-        return any(stream.work or not stream.is_started for stream in self._streams.values())
-
     # ------------------------------------------------------------ what runs next
     def take_new(self) -> list[CodecStream]:
         """Streams whose row must be made ready; in flight until `landed`."""
@@ -163,21 +166,59 @@ class CodecScheduler:
         """Streams whose first work needs no decoding: an empty last batch, or an error."""
         return [stream for stream in self._idle() if not stream.work[0].num_left]
 
+    def ready_at(self, now: float) -> float:
+        """When there is something to do, if nothing arrives until then: now, or later, or never (infinity)."""
+        if any(not stream.is_started for stream in self._streams.values()):
+            return now
+        waiting = self._idle()
+        if not waiting:
+            return math.inf
+        earliest = min(map(self._patience, waiting))
+        if earliest <= now or any(not stream.work[0].num_left for stream in waiting):
+            return now
+        if not self._shapes.is_full(len(waiting), max(map(self._width, waiting))):
+            return earliest  # then no part of them is
+        parts = self._divided(waiting)
+        return now if any(self._shapes.is_full(len(part), width) for width, part in parts) else earliest
+
     def take_batch(self, now: float) -> list[Piece]:
-        """The next batch, most urgent first; its streams are in flight until `landed`."""
-        waiting = sorted((*self._urgency(stream, now), i, stream) for i, stream in enumerate(self._idle()))
-        batch: list[Piece] = []
-        width, has_urgent = 0, False
-        for is_later, *_, stream in waiting:
-            padded = max(width, self._width(stream))
-            if len(batch) >= self._max_rows[padded] or (is_later and has_urgent and padded > width):
-                continue
-            width, has_urgent = padded, has_urgent or not is_later
-            work = stream.work[0]
-            end = work.num_decoded + self._frame_buckets[-1]
-            batch.append(Piece(stream, work, work.codes[work.num_decoded : end]))
-            stream.is_in_flight = True
-        return batch
+        """The next batch, most urgent first; its streams are in flight until `landed`. Empty: see `ready_at`."""
+        waiting = sorted(self._idle(), key=lambda stream: self._urgency(stream, now))
+        urgent = [stream for stream in waiting if not self._can_wait(stream, now)]
+        for width, part in self._divided(urgent or waiting):
+            has_waited = min(map(self._patience, part)) <= now
+            if urgent or has_waited or self._shapes.is_full(len(part), width):
+                return self._batch(part, width, waiting, is_urgent=bool(urgent))
+        return []
+
+    def _divided(self, waiting: Sequence[CodecStream]) -> list[tuple[int, list[CodecStream]]]:
+        """Which streams share a batch, and its width; in the order of their first ones."""
+        widths = self._shapes.divide(Counter(map(self._width, waiting)))
+        parts: dict[int, list[CodecStream]] = {}
+        for stream in waiting:
+            own = self._width(stream)
+            parts.setdefault(next(width for width in widths if width >= own), []).append(stream)
+        return list(parts.items())
+
+    def _batch(
+        self, part: Sequence[CodecStream], width: int, waiting: Sequence[CodecStream], *, is_urgent: bool
+    ) -> list[Piece]:
+        """The first of a part, and whoever else costs less here than in a batch of their own."""
+        shapes = self._shapes
+        num_rows = min(len(part), shapes.max_rows[width])
+        chosen = list(part[: num_rows if is_urgent else shapes.without_padding(num_rows, width)])
+        for stream in waiting:
+            if not shapes.may_join(len(chosen), width):
+                break
+            if stream not in chosen and self._width(stream) <= width:
+                chosen.append(stream)
+        return [self._piece(stream) for stream in chosen]
+
+    def _piece(self, stream: CodecStream) -> Piece:
+        stream.is_in_flight = True
+        work = stream.work[0]
+        end = work.num_decoded + self._shapes.widths[-1]
+        return Piece(stream, work, work.codes[work.num_decoded : end])
 
     def deadline(self, stream: CodecStream, first_frame: int) -> float | None:
         """When a player that started with the first audio needs that frame."""
@@ -194,15 +235,28 @@ class CodecScheduler:
         idle = (s for s in self._streams.values() if s.is_started and not s.is_in_flight)
         return [stream for stream in idle if stream.work]
 
+    def _due(self, stream: CodecStream) -> float | None:
+        """The deadline of a stream's first work; None for what nobody plays, or hasn't begun to."""
+        batch = stream.work[0].batch
+        return None if batch is None else self.deadline(stream, batch.first_frame)
+
+    def _can_wait(self, stream: CodecStream, now: float) -> bool:
+        due = self._due(stream)
+        return due is not None and due > now
+
     def _urgency(self, stream: CodecStream, now: float) -> tuple[bool, float]:
         """(can wait, since or until when): sorts the most urgent first."""
-        work = stream.work[0]
-        due = self.deadline(stream, work.batch.first_frame) if work.batch is not None else None
+        due = self._due(stream)
+        return self._can_wait(stream, now), stream.work[0].arrived_at if due is None else due
+
+    def _patience(self, stream: CodecStream) -> float:
+        """How long a stream's first work waits for others."""
+        due, arrived_at = self._due(stream), stream.work[0].arrived_at
         if due is None:
-            return False, work.arrived_at
-        return due > now, due
+            return arrived_at
+        crowd = min(1.0, (len(self._streams) - 1) / _CROWD)
+        return arrived_at + max(0.0, min(self._batch_wait_s * crowd, (due - arrived_at) / 2))
 
     def _width(self, stream: CodecStream) -> int:
         """The frame bucket of a stream's next piece."""
-        num_frames = stream.work[0].num_left
-        return next((size for size in self._frame_buckets if size >= num_frames), self._frame_buckets[-1])
+        return self._shapes.width(stream.work[0].num_left)

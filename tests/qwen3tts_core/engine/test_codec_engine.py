@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -617,6 +618,20 @@ def test_audio_reaches_an_event_loop_while_the_next_frames_are_still_to_come(run
         assert [chunk.num_frames for chunk in chunks] == [1, 3, 8, 16, 25]
         pcm = np.frombuffer(b"".join(chunk.pcm for chunk in chunks), "<i2")
         assert_sounds_like(pcm, whole_pcm(DECODER, codes))
+
+
+def test_chunks_that_wait_for_others_go_when_nobody_comes(running):
+    """The loop sleeps until a chunk's patience ends, and wakes by itself."""
+    outbox = WaitingOutbox()
+    engine = running(outbox=outbox, clock=time.monotonic, num_rows=66, batch_wait_s=1.0)
+    codes = random_codes(10, seed=5)
+    for number in range(66):
+        engine.open(f"r{number}")
+    engine.submit("r0", batch_of(codes, 0, 1))
+    outbox.wait_for("r0", 1)
+    engine.submit("r0", batch_of(codes, 1, 9, "stop"))
+    outbox.wait_for("r0", 2)
+    assert_sounds_like(outbox.pcm("r0"), whole_pcm(DECODER, codes))
 
 
 def test_many_threads_may_open_submit_and_close(running):

@@ -1,10 +1,13 @@
 """Who is in the next codec batch, and where the rows are."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen3tts_core.engine.codec_batching import BatchShapes
 from qwen3tts_core.engine.codec_scheduler import CodecScheduler, Work
 from qwen3tts_core.errors import EngineFault, InvalidCodes, Overloaded
 from qwen3tts_core.types import FrameBatch
@@ -12,9 +15,15 @@ from qwen3tts_core.types import FrameBatch
 FRAME_S = 0.08
 
 
-def make_scheduler(num_rows=8, frame_buckets=(1, 4, 16), max_batch=4):
+def make_scheduler(num_rows=8, frame_buckets=(1, 4, 16), max_batch=4, batch_wait_s=0.0):
     max_rows = dict.fromkeys(frame_buckets, max_batch)
-    return CodecScheduler(num_rows=num_rows, max_rows=max_rows, seconds_per_frame=FRAME_S)
+    batch_buckets = [1 << i for i in range(max_batch.bit_length())]
+    return CodecScheduler(
+        num_rows=num_rows,
+        shapes=BatchShapes(max_rows, batch_buckets),
+        seconds_per_frame=FRAME_S,
+        batch_wait_s=batch_wait_s,
+    )
 
 
 def work(num_frames, first=0, at=0.0, **others):
@@ -125,7 +134,8 @@ def test_what_needs_no_decoding_is_handed_out_in_its_turn():
 
 def test_a_batch_has_no_more_rows_than_its_width_allows():
     """Wide pieces in small batches; narrow ones fill up what is left."""
-    scheduler = CodecScheduler(num_rows=8, max_rows={1: 8, 16: 2}, seconds_per_frame=FRAME_S)
+    shapes = BatchShapes({1: 8, 16: 2}, (1, 2, 4, 8))
+    scheduler = CodecScheduler(num_rows=8, shapes=shapes, seconds_per_frame=FRAME_S)
     wide = started(scheduler, *"abc")
     narrow = started(scheduler, *"defg")
     for number, stream in enumerate([*wide, *narrow]):
@@ -133,6 +143,62 @@ def test_a_batch_has_no_more_rows_than_its_width_allows():
     assert ids(scheduler.take_batch(now=9.0)) == ["a", "b"]
     assert ids(scheduler.take_batch(now=9.0)) == ["c", "d"]
     assert ids(scheduler.take_batch(now=9.0)) == ["e", "f", "g"]
+
+
+# ---------------------------------------------------------------- waiting for others
+def crowded(num_frames=16, num_open=65, first=28, batch_wait_s=0.02, **others):
+    """A scheduler with many streams open, one of which has a chunk that arrived at 10.0 and is due at 12.24."""
+    scheduler = make_scheduler(num_rows=num_open, max_batch=16, batch_wait_s=batch_wait_s, **others)
+    streams = started(scheduler, *(f"s{i}" for i in range(num_open)))
+    for stream in streams:
+        scheduler.heard(stream, 0, now=10.0)
+    streams[0].work.append(work(num_frames, first=first, at=10.0))
+    return scheduler, streams
+
+
+def test_a_chunk_that_isn_t_needed_yet_waits_for_others():
+    scheduler, streams = crowded()
+    assert scheduler.take_batch(now=10.0) == []
+    assert scheduler.ready_at(now=10.0) == pytest.approx(10.02)
+    streams[1].work.append(work(16, first=28, at=10.01))
+    assert scheduler.take_batch(now=10.019) == []
+    assert sorted(ids(scheduler.take_batch(now=10.021))) == ["s0", "s1"]
+    assert math.isinf(scheduler.ready_at(now=10.021))
+
+
+def test_a_full_batch_waits_no_longer():
+    scheduler, streams = crowded()
+    for stream in streams[1:13]:
+        stream.work.append(work(16, first=28, at=10.0))
+    assert scheduler.ready_at(now=10.0) == 10.0
+    assert len(scheduler.take_batch(now=10.0)) == 8, "the rest waits: they'd pad eight rows to sixteen"
+    assert scheduler.take_batch(now=10.0) == []
+    assert len(scheduler.take_batch(now=10.03)) == 4
+
+
+def test_a_stream_alone_waits_for_nobody_and_few_wait_little():
+    scheduler, _ = crowded(num_open=1)
+    assert ids(scheduler.take_batch(now=10.0)) == ["s0"]
+    scheduler, _ = crowded(num_open=17)
+    assert scheduler.ready_at(now=10.0) == pytest.approx(10.005)
+
+
+def test_nobody_waits_for_longer_than_half_of_what_is_left():
+    scheduler, _ = crowded(batch_wait_s=1.0, first=1)
+    assert scheduler.ready_at(now=10.0) == pytest.approx(10.04)
+    scheduler, streams = crowded(batch_wait_s=1.0, first=1)
+    streams[0].work[0].arrived_at = 11.0
+    assert ids(scheduler.take_batch(now=11.0)) == ["s0"], "it is late already"
+
+
+def test_first_chunks_never_wait_and_aren_t_held_up_by_those_that_do():
+    scheduler, _ = crowded()
+    scheduler.close("s64")
+    (new,) = started(scheduler, "new")
+    new.work.append(work(1, at=10.001))
+    assert scheduler.ready_at(now=10.001) == 10.001
+    assert ids(scheduler.take_batch(now=10.001)) == ["new"]
+    assert scheduler.take_batch(now=10.001) == []
 
 
 # ---------------------------------------------------------------- rows
@@ -172,7 +238,7 @@ def test_a_stream_is_decoded_only_after_its_row_is_ready():
     scheduler = make_scheduler()
     stream = scheduler.open("a", None)
     stream.work.append(work(1))
-    assert scheduler.has_work
+    assert scheduler.ready_at(now=0.0) == 0.0
     assert scheduler.take_batch(now=0.0) == []
     assert scheduler.take_new() == [stream]
     assert scheduler.take_batch(now=0.0) == [], "its row is still being made ready"
@@ -197,7 +263,7 @@ def test_everything_is_decoded_in_order_and_nobody_starves(arrivals, heard, gap)
         if began > 2.5:
             scheduler.heard(stream, 0, now=began)
     turns = 0
-    while scheduler.has_work:
+    while not math.isinf(scheduler.ready_at(now)):
         batch = scheduler.take_batch(now)
         assert 0 < len(batch) <= 3
         assert len(set(ids(batch))) == len(batch)
