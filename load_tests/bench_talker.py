@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deployments.threads import let_the_engine_in
@@ -171,7 +172,7 @@ class HostParts:
 
 class TimedWait(NamedTuple):
     is_ready: Callable[[], bool]
-    wait: Callable[[], Tensor]
+    wait: Callable[[], NDArray[Any]]
 
 
 def engine_loop(runner: TalkerRunner, batch: int, frames: int) -> tuple[float, float, dict[str, float]]:

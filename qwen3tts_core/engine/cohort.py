@@ -1,7 +1,7 @@
 """Turns the results of decode steps into ramp-sized batches of frames.
 
-A step costs the host nothing per row: its results are kept as one array, and a counter per row says
-when somebody's chunk is full. Rows are looked at when theirs is, when they end, and when they join.
+A step costs the host nothing per row: its results are kept as one array, and each row has a step at which
+its chunk is full. Until the first of those steps a row is only looked at when it ends or joins.
 Knows nothing of threads or devices.
 """
 
@@ -18,6 +18,7 @@ from qwen3tts_core.engine.scheduler import Placed
 from qwen3tts_core.types import FinishReason, FrameBatch
 
 _NEVER = np.iinfo(np.int64).max // 2
+_NOBODY = np.empty(0, np.int64)
 _STEPS_AT_FIRST = 64  # room for, before a look at which of them somebody still needs
 
 
@@ -75,7 +76,8 @@ class Cohort:
         self._frames = np.empty((0, num_slots, 0), np.int16)  # [steps, slots, G]; num_steps of them count
         self._num_steps = 0
         self._taken = np.full(num_slots, _NEVER)
-        self._missing = np.full(num_slots, _NEVER)
+        self._due = np.full(num_slots, _NEVER)  # the step with which a slot's chunk is full
+        self._first_due: int | None = None  # of the members; None when that may have changed
 
     def change(self, members: tuple[Placed, ...], num_missing: Callable[[Placed], int]) -> None:
         """Of the steps from now on: who stays keeps its frames and its count, who left is forgotten.
@@ -86,12 +88,13 @@ class Cohort:
         self._slots = np.array([placed.slot for placed in members], np.int64)
         has_left = np.ones(len(self._owners), bool)
         has_left[self._slots] = False
-        self._taken[has_left] = self._missing[has_left] = _NEVER
+        self._taken[has_left] = self._due[has_left] = _NEVER
         for placed in members:
             if self._owners[placed.slot] is not placed:
                 self._owners[placed.slot] = placed
                 self._taken[placed.slot] = self._num_steps
-                self._missing[placed.slot] = num_missing(placed)
+                self._due[placed.slot] = self._num_steps + num_missing(placed)
+        self._first_due = None
 
     def add(self, results: NDArray[np.int64]) -> NDArray[np.int64]:
         """Keep a step's results, [rows, G + 1] (copied), and say which rows need a look now."""
@@ -99,9 +102,12 @@ class Cohort:
             self._make_room(results.shape[1] - 1)
         self._frames[self._num_steps, self._slots] = results[:, :-1]
         self._num_steps += 1
-        self._missing[self._slots] -= 1
-        is_full = self._missing[self._slots] <= 0
-        touched: NDArray[np.int64] = np.flatnonzero((results[:, -1] != FRAME) | is_full)
+        if self._first_due is None:
+            self._first_due = int(self._due[self._slots].min(initial=_NEVER))
+        has_no_more = results[:, -1] != FRAME
+        if self._num_steps < self._first_due and not has_no_more.any():
+            return _NOBODY
+        touched: NDArray[np.int64] = np.flatnonzero(has_no_more | (self._due[self._slots] <= self._num_steps))
         return touched
 
     def take(self, row: int, outcome: int) -> NDArray[np.int16]:
@@ -114,11 +120,13 @@ class Cohort:
 
     def expect(self, row: int, num_missing: int) -> None:
         """The row's chunk is full that many frames from now."""
-        self._missing[self._slots[row]] = num_missing
+        self._due[self._slots[row]] = self._num_steps + num_missing
+        self._first_due = None
 
     def forget(self, row: int) -> None:
         """Nobody waits for the row any more."""
-        self._missing[self._slots[row]] = self._taken[self._slots[row]] = _NEVER
+        self._due[self._slots[row]] = self._taken[self._slots[row]] = _NEVER
+        self._first_due = None
 
     def _make_room(self, num_groups: int) -> None:
         """Drop the steps that every slot has taken; more room where that isn't enough."""
@@ -130,3 +138,5 @@ class Cohort:
             self._frames[: len(kept)] = kept
         self._num_steps = len(kept)
         self._taken -= done
+        self._due -= done
+        self._first_due = None

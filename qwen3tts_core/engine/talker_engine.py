@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from qwen3tts_core.config import CheckpointConfig, TalkerEngineConfig, WeightDtype
@@ -37,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_STEPS_AHEAD = 1
 _STUCK_AFTER_S = 60.0  # a turn takes milliseconds; the first ones may compile kernels
+_MADE_A_FRAME = (FRAME, FRAME_AND_LIMIT)
 _FINISHES: dict[int, FinishReason | None] = {FRAME: None, STOP: "stop", FRAME_AND_LIMIT: "length"}
 
 
@@ -232,13 +232,14 @@ class TalkerEngine:
         if step.placed is not self._cohort.members:
             with self._wake:
                 self._cohort.change(step.placed, self._num_missing)
-        touched = self._cohort.add(results)
-        outcomes = results[:, -1]
-        self._num_frames += int(np.count_nonzero((outcomes == FRAME) | (outcomes == FRAME_AND_LIMIT)))
-        if len(touched):
+        touched = self._cohort.add(results).tolist()
+        self._num_frames += len(results)
+        if touched:
+            outcomes = results[touched, -1].tolist()
+            self._num_frames -= sum(outcome not in _MADE_A_FRAME for outcome in outcomes)
             with self._wake:
-                for row in touched:
-                    self._look_at(int(row), int(outcomes[row]))
+                for row, outcome in zip(touched, outcomes, strict=True):
+                    self._look_at(row, outcome)
 
     def _look_at(self, row: int, outcome: int) -> None:
         """A row whose chunk is full, or that has ended, or that nobody waits for any more."""

@@ -43,7 +43,7 @@ class PendingStep:
 
     def wait(self) -> NDArray[np.int64]:
         """[rows, G + 1]: codes and outcome, see `frame_step`."""
-        return self._transfer.wait().numpy()[: len(self.placed)]
+        return self._transfer.wait()[: len(self.placed)]
 
 
 @dataclass(slots=True)
@@ -105,6 +105,10 @@ class TalkerRunner:
         parts = StepParts(talker, self.state, self.cache, config, backend.capture)
         with torch.inference_mode():
             self._decode_steps = [DecodeStep(parts, size) for size in config.decode_buckets]
+            self._decode_step_for = [  # so many rows
+                next(step for step in self._decode_steps if step.size >= num_rows)
+                for num_rows in range(self._decode_steps[-1].size + 1)
+            ]
             self._prefill_steps = [PrefillStep(parts, size) for size in config.prefill_buckets]
             self._admission = AdmissionStep(parts, self._packer)
         self.counters.steps_by_bucket = dict.fromkeys(config.decode_buckets, 0)
@@ -183,7 +187,7 @@ class TalkerRunner:
 
         Pass the same object while the membership stays: nothing is looked at again then.
         """
-        step = next(step for step in self._decode_steps if step.size >= len(placed))
+        step = self._decode_step_for[len(placed)]
         step.set_members(placed)
         if self._decode_planner is not None:
             self._plan_decode(self._decode_planner, step.size, placed)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -239,8 +241,8 @@ class PendingTransfer(Protocol):
 
     def is_ready(self) -> bool: ...
 
-    def wait(self) -> Tensor:
-        """The host copy; it stays valid until `Transfer.start` has been called twice more."""
+    def wait(self) -> NDArray[Any]:
+        """The host copy, of the result's shape and dtype; it stays valid until `Transfer.start` has been called twice more."""
         ...
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -219,13 +221,13 @@ def run_eagerly(fn: Launch, name: str) -> Launch:
 
 
 class _Arrived:
-    def __init__(self, result: Tensor) -> None:
+    def __init__(self, result: NDArray[Any]) -> None:
         self._result = result
 
     def is_ready(self) -> bool:
         return True
 
-    def wait(self) -> Tensor:
+    def wait(self) -> NDArray[Any]:
         return self._result
 
 
@@ -233,4 +235,4 @@ class HostTransfer:
     """`Transfer` where the result is on the host already; the copy outlives the next launch."""
 
     def start(self, result: Tensor) -> PendingTransfer:
-        return _Arrived(result.clone())
+        return _Arrived(result.numpy().copy())

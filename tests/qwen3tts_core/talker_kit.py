@@ -411,7 +411,7 @@ class _Late:
 
     def wait(self):
         assert self.transfer.num_started <= self.number + 2, "the result was overwritten"
-        return self.buffer
+        return self.buffer.numpy()
 
 
 @dataclass

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -303,13 +304,14 @@ class GraphCapture:
 class _PinnedCopy:
     def __init__(self, host: Tensor, event: torch.cuda.Event) -> None:
         self._host, self._event = host, event
+        self._array: NDArray[Any] = host.numpy()
 
     def is_ready(self) -> bool:
         return bool(self._event.query())
 
-    def wait(self) -> Tensor:
+    def wait(self) -> NDArray[Any]:
         self._event.synchronize()
-        return self._host
+        return self._array
 
 
 class PinnedTransfer:
