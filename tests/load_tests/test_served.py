@@ -54,13 +54,15 @@ def test_replicas_are_set_by_the_names_of_deployments():
 
 
 def test_the_environment_of_a_deployment_is_set_beside_its_other_options():
-    config = changed_config(
-        CONFIGS / "qwen3tts.yaml", {}, {}, environment=[("Talker", "A", "1"), ("Talker", "B", "x=y")]
-    )
-    options = {d["name"]: d.get("ray_actor_options", {}) for d in config["applications"][0]["deployments"]}
-    assert options["Talker"]["runtime_env"] == {"env_vars": {"A": "1", "B": "x=y"}}
-    assert options["Talker"]["num_gpus"] == 0.6
-    assert "runtime_env" not in options["Codec"]
+    def options_of(environment):
+        config = changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, environment=environment)
+        return {d["name"]: d.get("ray_actor_options", {}) for d in config["applications"][0]["deployments"]}
+
+    before, options = options_of([]), options_of([("Talker", "A", "1"), ("Codec", "B", "x=y")])
+    assert options["Talker"] == {**before["Talker"], "runtime_env": {"env_vars": {"A": "1"}}}
+    env_vars = before["Codec"]["runtime_env"]["env_vars"]
+    assert options["Codec"]["runtime_env"] == {"env_vars": {**env_vars, "B": "x=y"}}
+    assert options["Ingress"] == before["Ingress"]
     with pytest.raises(ValueError, match="no deployment Nobody, only"):
         changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, environment=[("Nobody", "A", "1")])
 
@@ -79,9 +81,9 @@ def test_replicas_fit_where_one_was_unless_each_has_a_gpu_for_itself():
 
 def test_where_the_codec_is_the_ingress_no_other_is_configured():
     config = changed_config(CONFIGS / "qwen3tts.yaml", {"ingress": "codec"}, {}, {"Codec": 2})
-    codec = {"name": "Codec", "ray_actor_options": {"num_cpus": 1, "num_gpus": 0.15}, "num_replicas": 2}
-    talker, *others = config["applications"][0]["deployments"]
-    assert (talker["name"], others) == ("Talker", [codec])
+    talker, codec = config["applications"][0]["deployments"]
+    assert (talker["name"], codec["name"], codec["num_replicas"]) == ("Talker", "Codec", 2)
+    assert codec["ray_actor_options"]["num_gpus"] == 0.15
     with pytest.raises(ValueError, match="no deployment Ingress"):
         changed_config(CONFIGS / "qwen3tts.yaml", {"ingress": "codec"}, {}, {"Ingress": 2})
 
