@@ -5,7 +5,7 @@ import time
 
 import httpx
 
-from tests.e2e.conftest import DEADLINE_S, LASTING_SEED
+from tests.e2e.conftest import ANOTHER_LASTING_SEED, DEADLINE_S, LASTING_SEED
 from tests.e2e.test_replica_death import audio_of_events
 from tests.e2e.test_speech import assert_same_codes
 
@@ -15,6 +15,7 @@ NUM_ADMITTED = 8 + 32  # slots and queue of the config
 NUM_FRAMES = 900  # so many steps that a hundred refusals fit in between, also on a busy machine
 NUM_COMPARED = 300  # of them with the same request alone
 LONG = {"input": "Hello there.", "seed": LASTING_SEED, "response_format": "pcm"}
+OTHER = {**LONG, "seed": ANOTHER_LASTING_SEED, "stream": True, "max_new_tokens": 2100}
 
 
 async def refused_in(client):
@@ -41,12 +42,7 @@ async def test_a_burst_is_refused_at_once_while_streams_run_and_health_answers(a
         async with client.stream("POST", SPEECH, json=body) as running:
             parts = running.aiter_raw()
             received = await anext(parts)
-            waiting = [
-                asyncio.create_task(
-                    client.post(SPEECH, json={**LONG, "stream": True, "max_new_tokens": 2100})
-                )
-                for _ in range(NUM_ADMITTED - 1)
-            ]
+            waiting = [asyncio.create_task(client.post(SPEECH, json=OTHER)) for _ in range(NUM_ADMITTED - 1)]
             await until_full(app)
             took_s = []
             for _ in range(10):
