@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from load_tests.drills.processes import descendants, name_of
-from tests.e2e.conftest import DEADLINE_S
+from tests.e2e.conftest import DEADLINE_S, LASTING_SEED
 
 SPEECH, BATCH = "v1/audio/speech", "v1/audio/speech/batch"
 NUM_FRAMES = 150
@@ -216,7 +216,7 @@ def test_a_dead_ingress_cuts_its_streams_and_never_ends_them(app):
 
 def test_a_talker_whose_codec_has_died_is_freed_long_before_its_stream_would_end(app):
     """Ray cancels nothing when the caller of an actor's method is killed: the ingress tells the talker."""
-    long_body, pid = {**BODY, "seed": 8, "max_new_tokens": 2000}, app.stats("Codec")["pid"]
+    long_body, pid = {**BODY, "seed": LASTING_SEED, "max_new_tokens": 2000}, app.stats("Codec")["pid"]
     with app.client.stream("POST", SPEECH, json=long_body) as response:
         next(response.iter_raw())
         frames_before = app.stats("Talker")["frames"]

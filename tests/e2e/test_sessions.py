@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 
 from deployments.client import Client, ServerError, cli
+from tests.e2e.conftest import LASTING_SEED
 
 BYTES_PER_FRAME = 1920 * 2
 FIELDS = {"response_format": "pcm", "seed": 1, "max_new_tokens": 60}
@@ -73,11 +74,7 @@ def has_no_gap(any_app):
 
 
 def test_cancelling_and_leaving_free_everything(app):
-    long = {
-        **FIELDS,
-        "seed": 8,
-        "max_new_tokens": 2000,
-    }  # with this seed the first sentence doesn't end sooner
+    long = {**FIELDS, "seed": LASTING_SEED, "max_new_tokens": 2000}
     with Client(app.url) as client:
         with client.session(**long) as session:
             for _ in range(2):

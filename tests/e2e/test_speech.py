@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from qwen3tts_core.audio.encoding import MEDIA_TYPES
+from tests.e2e.conftest import LASTING_SEED
 from tests.outside_decoder import decode
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "golden" / "seed0" / "custom_voice.npz"
 SPEECH = "v1/audio/speech"
 BYTES_PER_FRAME = 1920 * 2
-ENDLESS = {"seed": 8, "max_new_tokens": 2000}  # this seed draws no end before that
+ENDLESS = {"seed": LASTING_SEED, "max_new_tokens": 2000}
 
 
 def samples(pcm):
