@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 E4M3 = torch.float8_e4m3fn
 _LARGEST = 448.0  # that e4m3 has
+_RECIPROCAL = 1 / _LARGEST
+"""To multiply by: a division by a number is one on CPU and this on a GPU, which may round a scale differently, and then
+each weight that lies between two of e4m3."""
 
 
 class ScaledMatrix(nn.Module):
@@ -22,7 +25,7 @@ class ScaledMatrix(nn.Module):
         """The nearest: each row's largest value becomes e4m3's largest."""
         wide = matrix.float()
         largest = wide.abs().amax(dim=-1)
-        scales = torch.where(largest > 0, largest / _LARGEST, 1.0)
+        scales = torch.where(largest > 0, largest * _RECIPROCAL, 1.0)
         return cls((wide / scales[..., None]).to(E4M3), scales)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
