@@ -25,6 +25,7 @@ class BatchShapes:
         self.max_rows = dict(max_rows)
         self.widths = tuple(max_rows)
         self._batch_buckets = tuple(batch_buckets)
+        self._fewest_rows = min(self.max_rows.values())
 
     def width(self, num_frames: int) -> int:
         """The bucket of a piece that long; of a longer one's first part."""
@@ -57,6 +58,10 @@ class BatchShapes:
 
     def is_full(self, num_rows: int, width: int) -> bool:
         return num_rows >= self.max_rows[width] or num_rows * width >= FULL_FRAMES
+
+    def may_be_full(self, num_rows: int, width: int) -> bool:
+        """Whether any batch of some of so many could be full; `width` is the widest's."""
+        return num_rows >= self._fewest_rows or num_rows * width >= FULL_FRAMES
 
     def is_worth_padding(self, num_rows: int, width: int) -> bool:
         """Whether the padding rows of so many cost less than a launch for those beyond the bucket below."""

@@ -176,8 +176,8 @@ class CodecScheduler:
         earliest = min(map(self._patience, waiting))
         if earliest <= now or any(not stream.work[0].num_left for stream in waiting):
             return now
-        if not self._shapes.is_full(len(waiting), max(map(self._width, waiting))):
-            return earliest  # then no part of them is
+        if not self._shapes.may_be_full(len(waiting), max(map(self._width, waiting))):
+            return earliest
         parts = self._divided(waiting)
         return now if any(self._shapes.is_full(len(part), width) for width, part in parts) else earliest
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from qwen3tts_core.engine.codec_batching import BatchShapes
@@ -199,6 +199,57 @@ def test_first_chunks_never_wait_and_aren_t_held_up_by_those_that_do():
     assert scheduler.ready_at(now=10.001) == 10.001
     assert ids(scheduler.take_batch(now=10.001)) == ["new"]
     assert scheduler.take_batch(now=10.001) == []
+
+
+def may_wait_until(scheduler, stream, batch_wait_s):
+    """What `batch_wait_s` promises for the stream's first work, however many are open."""
+    first, due = stream.work[0], scheduler.deadline(stream, stream.work[0].batch.first_frame)
+    return first.arrived_at + (0 if due is None else max(0, min(batch_wait_s, (due - first.arrived_at) / 2)))
+
+
+@given(
+    max_rows=st.sampled_from([{1: 8, 4: 4, 16: 2}, {1: 1, 4: 1, 16: 1}, {4: 2, 16: 8}, {16: 8}]),
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 9), st.sampled_from([1, 3, 16, 40]), st.sampled_from([0.0, 0.02, 0.3])),
+        min_size=1, max_size=30,
+    ),
+    num_heard=st.sampled_from([2, 9, 10]),
+    batch_wait_s=st.sampled_from([0.0, 0.04, 1.0]),
+)  # fmt: skip
+@example(  # rows that rise with the width, as where memory was too short for the last shapes: two short ones are full
+    max_rows={4: 2, 16: 8},
+    arrivals=[(0, 16, 0.0), (1, 3, 0.0), (2, 3, 0.0)],
+    num_heard=10,
+    batch_wait_s=1.0,
+)
+def test_what_waits_goes_exactly_when_it_was_said_to(max_rows, arrivals, num_heard, batch_wait_s):
+    """The loop sleeps until `ready_at`: too early and it turns in vain, too late and a chunk waits for too long."""
+    shapes = BatchShapes(max_rows, (1, 2, 4, 8))
+    scheduler = CodecScheduler(
+        num_rows=65, shapes=shapes, seconds_per_frame=FRAME_S, batch_wait_s=batch_wait_s
+    )
+    streams, now, first = started(scheduler, *(f"s{i}" for i in range(65))), 10.0, [0] * 10
+    for stream in streams[:num_heard]:
+        scheduler.heard(stream, 0, now + 1.0)
+    for number, num_frames, gap in [*arrivals, (None, 0, math.inf)]:
+        arrives_at = now + gap
+        while True:
+            ready_at = scheduler.ready_at(now)
+            if ready_at > now:
+                assert scheduler.take_batch(now) == []
+            if ready_at >= arrives_at:
+                break
+            waiting = [stream for stream in streams if stream.work]
+            assert ready_at <= max(now, min(may_wait_until(scheduler, s, batch_wait_s) for s in waiting))
+            now = max(now, ready_at)
+            batch = scheduler.take_batch(now)
+            assert batch
+            land(scheduler, batch)
+        now = min(arrives_at, 1e6)
+        if number is not None:
+            streams[number].work.append(work(num_frames, first=first[number], at=now))
+            first[number] += num_frames
+    assert scheduler.num_waiting == 0
 
 
 # ---------------------------------------------------------------- rows
