@@ -158,6 +158,7 @@ class CodecEngine:
         """Give the row back: now, or after the batch that holds it. Unknown ids are fine."""
         with self._wake:
             self._scheduler.close(request_id)
+            self._wake.notify()  # where fewer are open, those that wait for others wait less
 
     def check_health(self) -> None:
         """Raises EngineFault when the loop is dead, stopped or stuck, or fails every batch."""

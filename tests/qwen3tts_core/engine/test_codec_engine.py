@@ -634,6 +634,31 @@ def test_chunks_that_wait_for_others_go_when_nobody_comes(running):
     assert_sounds_like(outbox.pcm("r0"), whole_pcm(DECODER, codes))
 
 
+def test_a_chunk_left_alone_stops_waiting_when_the_others_leave(running, monkeypatch):
+    """Time stands still here, and the loop's sleep ends by a word alone."""
+    outbox = WaitingOutbox()
+    engine = running(outbox=outbox, num_rows=66, batch_wait_s=1.0)
+    waits_for_others, sleep = threading.Event(), engine._wake.wait
+
+    def sleep_until_notified(timeout):
+        if timeout is not None:
+            waits_for_others.set()
+        sleep()
+
+    monkeypatch.setattr(engine._wake, "wait", sleep_until_notified)
+    codes = random_codes(59, seed=5)
+    for number in range(66):
+        engine.open(f"r{number}")
+    engine.submit("r0", batch_of(codes, 0, 50))
+    outbox.wait_for("r0", 1)
+    engine.submit("r0", batch_of(codes, 50, 9, "stop"))
+    assert waits_for_others.wait(120)
+    assert len(outbox.items["r0"]) == 1
+    for number in range(1, 66):
+        engine.close(f"r{number}")
+    outbox.wait_for("r0", 2)
+
+
 def test_many_threads_may_open_submit_and_close(running):
     """known_faults row 38: calls from several threads, all of them right."""
     outbox = WaitingOutbox()
