@@ -233,10 +233,9 @@ class TalkerEngine:
             with self._wake:
                 self._cohort.change(step.placed, self._num_missing)
         touched = self._cohort.add(results).tolist()
-        self._num_frames += len(results)
+        outcomes = results[touched, -1].tolist() if touched else []
+        self._num_frames += len(results) - sum(outcome not in _MADE_A_FRAME for outcome in outcomes)
         if touched:
-            outcomes = results[touched, -1].tolist()
-            self._num_frames -= sum(outcome not in _MADE_A_FRAME for outcome in outcomes)
             with self._wake:
                 for row, outcome in zip(touched, outcomes, strict=True):
                     self._look_at(row, outcome)

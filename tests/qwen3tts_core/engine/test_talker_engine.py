@@ -11,7 +11,7 @@ import torch
 
 from qwen3tts_core.config import TalkerEngineConfig
 from qwen3tts_core.engine import threads
-from qwen3tts_core.engine.talker_engine import open_talker_engine
+from qwen3tts_core.engine.talker_engine import TalkerEngine, open_talker_engine
 from qwen3tts_core.errors import EngineFault, InvalidRequest, Overloaded, TextTooLong
 from qwen3tts_core.ops.reference import HostTransfer
 from qwen3tts_core.streaming.chunk_ramp import ChunkRamp
@@ -116,6 +116,16 @@ def test_a_talker_that_wants_to_end_at_once_says_two_frames():
     """known_faults row 1: by default, so that there is audio."""
     spoken = speak(always_eos(small_talker()), [make_request("a", frames=9)])["a"]
     assert (spoken.error, len(spoken.codes), spoken.finish) == (None, 2, "stop")
+
+
+def test_the_count_of_frames_never_falls(monkeypatch):
+    """Another thread may read it at any moment, to export what has been added since."""
+    counts = []
+    count = property(lambda _: counts[-1], lambda _, value: counts.append(value))
+    monkeypatch.setattr(TalkerEngine, "_num_frames", count, raising=False)
+    spoken = speak(always_eos(small_talker()), [make_request(name, frames=9) for name in "abc"])
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(len(stream.codes) for stream in spoken.values()) == 6
 
 
 # ---------------------------------------------------------------- alone and among others
