@@ -57,6 +57,7 @@ class BatchShapes:
         return cheapest[-1][1]
 
     def is_full(self, num_rows: int, width: int) -> bool:
+        """Whether more rows can't join, or would gain little."""
         return num_rows >= self.max_rows[width] or num_rows * width >= FULL_FRAMES
 
     def may_be_full(self, num_rows: int, width: int) -> bool:

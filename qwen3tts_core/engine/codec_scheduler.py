@@ -173,7 +173,7 @@ class CodecScheduler:
         waiting = self._idle()
         if not waiting:
             return math.inf
-        earliest = min(map(self._patience, waiting))
+        earliest = min(map(self._waits_until, waiting))
         if earliest <= now or any(not stream.work[0].num_left for stream in waiting):
             return now
         if not self._shapes.may_be_full(len(waiting), max(map(self._width, waiting))):
@@ -186,7 +186,7 @@ class CodecScheduler:
         waiting = sorted(self._idle(), key=lambda stream: self._urgency(stream, now))
         urgent = [stream for stream in waiting if not self._can_wait(stream, now)]
         for width, part in self._divided(urgent or waiting):
-            has_waited = min(map(self._patience, part)) <= now
+            has_waited = min(map(self._waits_until, part)) <= now
             if urgent or has_waited or self._shapes.is_full(len(part), width):
                 return self._batch(part, width, waiting, is_urgent=bool(urgent))
         return []
@@ -249,8 +249,8 @@ class CodecScheduler:
         due = self._due(stream)
         return self._can_wait(stream, now), stream.work[0].arrived_at if due is None else due
 
-    def _patience(self, stream: CodecStream) -> float:
-        """How long a stream's first work waits for others."""
+    def _waits_until(self, stream: CodecStream) -> float:
+        """When a stream's first work has waited long enough for others."""
         due, arrived_at = self._due(stream), stream.work[0].arrived_at
         if due is None:
             return arrived_at
