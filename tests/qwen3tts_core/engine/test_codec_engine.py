@@ -64,6 +64,12 @@ class Clock:
         return self.now
 
 
+class TickingClock(Clock):
+    def __call__(self):
+        self.now += 0.001
+        return self.now
+
+
 def make_engine(outbox=None, clock=None, decoder=DECODER, **config):
     """A small engine, not started: the tests turn its loop by `run`. Windows are wide enough to be exact."""
     config = {"num_rows": 4, "frame_buckets": (1, 4, 9), "left_context_frames": EXACT} | config
@@ -717,10 +723,14 @@ class AnyOrder(RuleBasedStateMachine):
     NUM_ROWS = 3
     VOICES = {"none": random_codes(0), "short": random_codes(3, seed=70), "long": random_codes(22, seed=71)}  # noqa: RUF012
 
-    @initialize(mode=st.sampled_from(MODES), deterministic=st.booleans())
-    def build(self, mode, deterministic):
+    @initialize(
+        mode=st.sampled_from(MODES), deterministic=st.booleans(), batch_wait_s=st.sampled_from([0.0, 1.0])
+    )
+    def build(self, mode, deterministic, batch_wait_s):
         self.mode = mode
         self.engine = make_engine(
+            clock=TickingClock(),
+            batch_wait_s=batch_wait_s,
             num_rows=self.NUM_ROWS,
             mode=mode,
             deterministic=deterministic,
