@@ -57,7 +57,8 @@ class CodecStream:
     next_frame: the frame that the next submitted batch must start with. plays_from: when frame 0
     is heard (clock of the engine), None until the first audio is out. has_last: the batch with the
     finish was submitted. has_failed: an error is on its way out or out already. is_over: nothing
-    more will come out; the row is back.
+    more will come out; the row is back. taken_at: when its last piece was: one with many, as a long
+    replay, takes turns with whoever comes in the meantime.
     """
 
     request_id: str
@@ -72,6 +73,7 @@ class CodecStream:
     is_in_flight: bool = False
     is_closed: bool = False
     is_over: bool = False
+    taken_at: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,8 @@ class CodecScheduler:
         for width, part in self._divided(urgent or waiting):
             has_waited = min(map(self._waits_until, part)) <= now
             if urgent or has_waited or self._shapes.is_full(len(part), width):
-                return self._batch(part, width, waiting, is_urgent=bool(urgent))
+                chosen = self._batch(part, width, waiting, is_urgent=bool(urgent))
+                return [self._piece(stream, now) for stream in chosen]
         return []
 
     def _divided(self, waiting: Sequence[CodecStream]) -> list[tuple[int, list[CodecStream]]]:
@@ -202,7 +205,7 @@ class CodecScheduler:
 
     def _batch(
         self, part: Sequence[CodecStream], width: int, waiting: Sequence[CodecStream], *, is_urgent: bool
-    ) -> list[Piece]:
+    ) -> list[CodecStream]:
         """The first of a part, and whoever else costs less here than in a batch of their own."""
         shapes = self._shapes
         num_rows = min(len(part), shapes.max_rows[width])
@@ -212,10 +215,10 @@ class CodecScheduler:
                 break
             if stream not in chosen and self._width(stream) <= width:
                 chosen.append(stream)
-        return [self._piece(stream) for stream in chosen]
+        return chosen
 
-    def _piece(self, stream: CodecStream) -> Piece:
-        stream.is_in_flight = True
+    def _piece(self, stream: CodecStream, now: float) -> Piece:
+        stream.is_in_flight, stream.taken_at = True, now
         work = stream.work[0]
         end = work.num_decoded + self._shapes.widths[-1]
         return Piece(stream, work, work.codes[work.num_decoded : end])
@@ -247,7 +250,9 @@ class CodecScheduler:
     def _urgency(self, stream: CodecStream, now: float) -> tuple[bool, float]:
         """(can wait, since or until when): sorts the most urgent first."""
         due = self._due(stream)
-        return self._can_wait(stream, now), stream.work[0].arrived_at if due is None else due
+        if due is None:
+            return False, max(stream.work[0].arrived_at, stream.taken_at)
+        return due > now, due
 
     def _waits_until(self, stream: CodecStream) -> float:
         """When a stream's first work has waited long enough for others."""

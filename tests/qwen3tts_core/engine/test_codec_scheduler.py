@@ -121,6 +121,24 @@ def test_long_work_is_taken_in_pieces_of_the_largest_bucket():
     assert sizes == [(16, False), (16, False), (8, True)]
 
 
+@pytest.mark.parametrize("replay", [[160], [16] * 10])
+def test_first_chunks_take_turns_with_a_long_replay(replay):
+    """Of a clone's reference or of a stream that goes on here: many pieces, and each of them came first."""
+    scheduler = make_scheduler(max_batch=8)
+    replayed, *fresh = started(scheduler, "replayed", *"abcd")
+    for num_frames in replay:
+        replayed.work.append(Work(np.zeros((num_frames, 2), np.int16), 10.0))
+    land(scheduler, scheduler.take_batch(now=10.0))
+    for stream in fresh:
+        stream.work.append(work(1, at=10.1))
+    batches = []
+    for now in (10.2, 10.3, 10.4):
+        batches.append(scheduler.take_batch(now))
+        land(scheduler, batches[-1])
+    assert not any(stream.work for stream in fresh)
+    assert ["replayed" in ids(batch) for batch in batches] == [True, False, True], "it goes on, too"
+
+
 def test_what_needs_no_decoding_is_handed_out_in_its_turn():
     scheduler = make_scheduler()
     (stream,) = started(scheduler, "ends")
