@@ -6,6 +6,7 @@ the short ones, one for each length pays for many launches: between them lies th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 LAUNCH_FRAMES = 30
@@ -29,7 +30,7 @@ class BatchShapes:
 
     def width(self, num_frames: int) -> int:
         """The bucket of a piece that long; of a longer one's first part."""
-        return next((width for width in self.widths if width >= num_frames), self.widths[-1])
+        return self.widths[min(bisect_left(self.widths, num_frames), len(self.widths) - 1)]
 
     def padded(self, num_rows: int, width: int) -> int:
         """Frames that a batch of so many rows decodes, padding included."""

@@ -12,6 +12,7 @@ most one batch, with at most one piece, so its order is kept.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -199,8 +200,7 @@ class CodecScheduler:
         widths = self._shapes.divide(Counter(map(self._width, waiting)))
         parts: dict[int, list[CodecStream]] = {}
         for stream in waiting:
-            own = self._width(stream)
-            parts.setdefault(next(width for width in widths if width >= own), []).append(stream)
+            parts.setdefault(widths[bisect_left(widths, self._width(stream))], []).append(stream)
         return list(parts.items())
 
     def _batch(
