@@ -411,7 +411,7 @@ class CodecEngineConfig:
         no limit. A GPU has enough to do from a few hundred on; more makes first chunks wait longer
         and takes more memory (3 MB a frame for the published sizes).
     batch_wait_s: how long a chunk that isn't needed yet may wait for others, since large batches cost a GPU
-        less; a share of it while fewer than 65 streams are open, never more than half of the time until it
+        less; a share of it while fewer than 65 streams are open, never more than a quarter of the time until it
         is to be played. First chunks never wait.
     memory_gib: what a replica on a GPU may allocate in all; 0 is no limit. Shapes that don't fit are
         left out at the start.

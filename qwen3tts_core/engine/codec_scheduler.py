@@ -4,7 +4,7 @@
 
 Urgent work goes first and at once: streams that nobody has heard yet (TTFA), and chunks whose playback
 deadline has passed. The rest may wait a little for others of its kind, since a few large batches cost the
-GPU half of what many small ones do: at most `batch_wait_s`, at most half of the time to its deadline, and
+GPU half of what many small ones do: at most `batch_wait_s`, at most a quarter of the time to its deadline, and
 hardly at all while few streams are open. Which lengths share a batch: `codec_batching`. A stream is in at
 most one batch, with at most one piece, so its order is kept.
 """
@@ -260,7 +260,7 @@ class CodecScheduler:
         if due is None:
             return arrived_at
         crowd = min(1.0, (len(self._streams) - 1) / _CROWD)
-        return arrived_at + max(0.0, min(self._batch_wait_s * crowd, (due - arrived_at) / 2))
+        return arrived_at + max(0.0, min(self._batch_wait_s * crowd, (due - arrived_at) / 4))
 
     def _width(self, stream: CodecStream) -> int:
         """The frame bucket of a stream's next piece."""
