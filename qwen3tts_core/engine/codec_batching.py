@@ -65,13 +65,9 @@ class BatchShapes:
         """Whether any batch of some of so many could be full; `width` is the widest's."""
         return num_rows >= self._fewest_rows or num_rows * width >= FULL_FRAMES
 
-    def is_worth_padding(self, num_rows: int, width: int) -> bool:
-        """Whether the padding rows of so many cost less than a launch for those beyond the bucket below."""
-        return self.padded(num_rows, width) - num_rows * width <= LAUNCH_FRAMES
-
     def without_padding(self, num_rows: int, width: int) -> int:
-        """Rows to take of so many: those beyond a bucket stay for the next batch, unless padding is cheaper."""
-        if self.is_worth_padding(num_rows, width):
+        """Rows to take of so many: those beyond a bucket stay for the next batch, unless to pad costs less than a launch."""
+        if self.padded(num_rows, width) - num_rows * width <= LAUNCH_FRAMES:
             return num_rows
         return max((rows for rows in self._batch_buckets if rows <= num_rows), default=num_rows)
 

@@ -186,8 +186,9 @@ class CodecScheduler:
 
     def take_batch(self, now: float) -> list[Piece]:
         """The next batch, most urgent first; its streams are in flight until `landed`. Empty: see `ready_at`."""
-        waiting = sorted(self._idle(), key=lambda stream: self._urgency(stream, now))
-        urgent = [stream for stream in waiting if not self._can_wait(stream, now)]
+        urgency = {stream: self._urgency(stream, now) for stream in self._idle()}
+        waiting = sorted(urgency, key=lambda stream: urgency[stream])
+        urgent = [stream for stream in waiting if not urgency[stream][0]]
         for width, part in self._divided(urgent or waiting):
             has_waited = min(map(self._waits_until, part)) <= now
             if urgent or has_waited or self._shapes.is_full(len(part), width):
@@ -242,10 +243,6 @@ class CodecScheduler:
         """The deadline of a stream's first work; None for what nobody plays, or hasn't begun to."""
         batch = stream.work[0].batch
         return None if batch is None else self.deadline(stream, batch.first_frame)
-
-    def _can_wait(self, stream: CodecStream, now: float) -> bool:
-        due = self._due(stream)
-        return due is not None and due > now
 
     def _urgency(self, stream: CodecStream, now: float) -> tuple[bool, float]:
         """(can wait, since or until when): sorts the most urgent first."""

@@ -58,8 +58,11 @@ def test_the_environment_of_a_deployment_is_set_beside_its_other_options():
         config = changed_config(CONFIGS / "qwen3tts.yaml", {}, {}, environment=environment)
         return {d["name"]: d.get("ray_actor_options", {}) for d in config["applications"][0]["deployments"]}
 
-    before, options = options_of([]), options_of([("Talker", "A", "1"), ("Codec", "B", "x=y")])
-    assert options["Talker"] == {**before["Talker"], "runtime_env": {"env_vars": {"A": "1"}}}
+    before, options = (
+        options_of([]),
+        options_of([("Talker", "A", "1"), ("Talker", "B", "x=y"), ("Codec", "B", "x=y")]),
+    )
+    assert options["Talker"] == {**before["Talker"], "runtime_env": {"env_vars": {"A": "1", "B": "x=y"}}}
     env_vars = before["Codec"]["runtime_env"]["env_vars"]
     assert options["Codec"]["runtime_env"] == {"env_vars": {**env_vars, "B": "x=y"}}
     assert options["Ingress"] == before["Ingress"]
