@@ -626,16 +626,21 @@ def test_audio_reaches_an_event_loop_while_the_next_frames_are_still_to_come(run
         assert_sounds_like(pcm, whole_pcm(DECODER, codes))
 
 
+def submit_in_a_crowd(engine, outbox, codes, num_heard):
+    """As "r0" among 66 streams: the first frames, which are heard, then the rest, which may wait for others."""
+    for number in range(66):
+        engine.open(f"r{number}")
+    engine.submit("r0", batch_of(codes, 0, num_heard))
+    outbox.wait_for("r0", 1)
+    engine.submit("r0", batch_of(codes, num_heard, len(codes) - num_heard, "stop"))
+
+
 def test_chunks_that_wait_for_others_go_when_nobody_comes(running):
     """The loop sleeps until a chunk's patience ends, and wakes by itself."""
     outbox = WaitingOutbox()
     engine = running(outbox=outbox, clock=time.monotonic, num_rows=66, batch_wait_s=1.0)
     codes = random_codes(10, seed=5)
-    for number in range(66):
-        engine.open(f"r{number}")
-    engine.submit("r0", batch_of(codes, 0, 1))
-    outbox.wait_for("r0", 1)
-    engine.submit("r0", batch_of(codes, 1, 9, "stop"))
+    submit_in_a_crowd(engine, outbox, codes, num_heard=1)
     outbox.wait_for("r0", 2)
     assert_sounds_like(outbox.pcm("r0"), whole_pcm(DECODER, codes))
 
@@ -652,12 +657,7 @@ def test_a_chunk_left_alone_stops_waiting_when_the_others_leave(running, monkeyp
         sleep()
 
     monkeypatch.setattr(engine._wake, "wait", sleep_until_notified)
-    codes = random_codes(59, seed=5)
-    for number in range(66):
-        engine.open(f"r{number}")
-    engine.submit("r0", batch_of(codes, 0, 50))
-    outbox.wait_for("r0", 1)
-    engine.submit("r0", batch_of(codes, 50, 9, "stop"))
+    submit_in_a_crowd(engine, outbox, random_codes(59, seed=5), num_heard=50)
     assert waits_for_others.wait(120)
     assert len(outbox.items["r0"]) == 1
     for number in range(1, 66):

@@ -209,6 +209,14 @@ def test_nobody_waits_for_longer_than_a_quarter_of_what_is_left():
     assert ids(scheduler.take_batch(now=11.0)) == ["s0"], "it is late already"
 
 
+def test_an_end_that_comes_alone_waits_for_nobody():
+    """There is nothing to decode, so nothing to gain."""
+    scheduler, streams = crowded()
+    streams[1].work.append(work(0, first=28, at=10.001))
+    assert scheduler.ready_at(now=10.001) == 10.001
+    assert scheduler.undecodable() == [streams[1]]
+
+
 def test_first_chunks_never_wait_and_aren_t_held_up_by_those_that_do():
     scheduler, _ = crowded()
     scheduler.close("s64")
@@ -222,7 +230,7 @@ def test_first_chunks_never_wait_and_aren_t_held_up_by_those_that_do():
 def may_wait_until(scheduler, stream, batch_wait_s):
     """What `batch_wait_s` promises for the stream's first work, however many are open."""
     first, due = stream.work[0], scheduler.deadline(stream, stream.work[0].batch.first_frame)
-    return first.arrived_at + (0 if due is None else max(0, min(batch_wait_s, (due - first.arrived_at) / 2)))
+    return first.arrived_at + (0 if due is None else max(0, min(batch_wait_s, (due - first.arrived_at) / 4)))
 
 
 @given(

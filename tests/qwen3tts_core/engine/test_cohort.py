@@ -111,3 +111,22 @@ def test_one_that_ended_in_an_earlier_step_has_no_more_frames():
     cohort.forget(0)
     results[0, -1] = FRAME  # whatever it says
     assert cohort.add(results).tolist() == []
+
+
+def test_rows_are_told_apart_only_in_steps_that_somebody_was_waiting_for():
+    """All others cost the host three array operations, however many rows there are."""
+    members = tuple(placed_in(slot, str(slot)) for slot in range(NUM_SLOTS))
+    cohort = Cohort(NUM_SLOTS)
+    cohort.change(members, lambda placed: 10 + placed.slot % 2)
+    results = np.full((NUM_SLOTS, GROUPS + 1), FRAME, np.int64)
+    looked_at = []
+    with mock.patch.object(cohort_module.np, "flatnonzero", wraps=np.flatnonzero) as tells_apart:
+        for step in range(1, 100):
+            for row in cohort.add(results).tolist():
+                looked_at.append((step, row))
+                cohort.take(row, FRAME)
+                cohort.expect(row, 10)
+    assert looked_at == [
+        (step, row) for step in range(10, 100) for row in range(NUM_SLOTS) if step % 10 == row % 2
+    ]
+    assert tells_apart.call_count == len({step for step, _ in looked_at}) == 18

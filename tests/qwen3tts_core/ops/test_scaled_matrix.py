@@ -50,3 +50,12 @@ def test_moved_to_bfloat16_s_places_the_bits_are_the_value_times_a_power_of_two(
     bits = torch.where(moved >= 0x8000, moved - 0x10000, moved).to(torch.int16)
     found = bits.view(torch.bfloat16) * torch.tensor(2.0**120, dtype=torch.bfloat16)
     assert torch.equal(found.float(), codes.to(torch.uint8).view(E4M3).float())
+
+
+def test_scales_are_rounded_as_a_gpu_rounds_them():
+    """A GPU divides by a number by multiplying with its reciprocal; here too, or some scales would differ by an ulp."""
+    wide = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0))
+    largest = wide.abs().amax(dim=-1)
+    by_product = largest * torch.tensor(1 / 448)
+    assert not torch.equal(by_product, largest / 448)
+    assert torch.equal(ScaledMatrix.quantized(wide).scales, by_product)
