@@ -63,6 +63,9 @@ def into_file(path: Path, wav_rate_hz: int | None) -> Iterator[Sink]:
         file = part.open("wb")
     except OSError as error:
         raise SinkError(f"{part} can't be written: {error.strerror}") from error
+    except KeyboardInterrupt:  # Ctrl-C in the moment in which it was made
+        part.unlink(missing_ok=True)
+        raise
     try:
         with file:
             sink = Into(file, wav_rate_hz)

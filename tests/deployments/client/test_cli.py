@@ -14,6 +14,7 @@ import pytest
 
 from deployments.client import cli
 from deployments.client.progress import Progress, guess_audio_s
+from deployments.client.sinks import into_file
 from tests.clips import wav_clip
 from tests.deployments.test_api_keys import KEYS, hashes_of
 from tests.deployments.test_websocket import pcm_of
@@ -343,6 +344,19 @@ async def test_ctrl_c_ends_it_and_what_the_server_does_for_it(serving, start, tm
     assert told == "qwen3tts: interrupted\n"
     assert not list(tmp_path.glob("x.wav*"))
     assert not (tmp_path / "heard.wav").exists()  # the player has been ended, too
+
+
+def test_ctrl_c_in_the_moment_in_which_a_file_is_made_leaves_none(tmp_path, monkeypatch):
+    open_file = Path.open
+
+    def opened_and_interrupted(path, mode):
+        open_file(path, mode).close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "open", opened_and_interrupted)
+    with pytest.raises(KeyboardInterrupt), into_file(tmp_path / "x.wav", 24000):
+        pytest.fail("there is nothing to write to")
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------- the bar
