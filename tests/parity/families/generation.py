@@ -110,7 +110,7 @@ def batch_hidden(pair, batch):
     ours, theirs = [], []
     for (case, trace), row in zip(pair.batch(batch).items(), expected, strict=True):
         num_samples = len(pair.drawn(trace))
-        ours.append(pair.step_hidden(trace, case)[:num_samples])
+        ours.append(pair.step_hidden(trace, case)[:num_samples].cpu())
         theirs.append(row[:num_samples])
     return Computed(np.concatenate(ours), tolerance=CLOSE, expected=np.concatenate(theirs), note=_UP_TO_EOS)
 
