@@ -169,7 +169,6 @@ def codec(call: Call) -> None:
         call.sizes.encoder_width,
         train_codec.REHEARSAL if call.is_rehearsal else plan,
         call.device,
-        compiles=arguments.compile,
         is_frozen=arguments.fine_tune,
     )
     if arguments.fine_tune and not place.codec_state.exists():
@@ -195,10 +194,7 @@ def talker(call: Call) -> None:
     place, arguments, config = call.place, call.arguments, call.place.config
     plan = train_talker.FINE_TUNING if arguments.fine_tune else train_talker.Plan()
     trainer = train_talker.TalkerTrainer(
-        config,
-        train_talker.REHEARSAL if call.is_rehearsal else plan,
-        call.device,
-        compiles=arguments.compile,
+        config, train_talker.REHEARSAL if call.is_rehearsal else plan, call.device
     )
     if arguments.fine_tune and not place.talker_state.exists():
         weights = load_file(place.talker_weights)
@@ -289,7 +285,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the last checkpoint, if there is one"
     )
-    parser.add_argument("--compile", action="store_true", help="torch.compile the large parts")
     parser.add_argument(
         "--fine-tune",
         action="store_true",
@@ -310,7 +305,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(arguments.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
     torch.backends.cudnn.benchmark = True  # shapes are static
     place = Place(arguments.work)
     call = Call(

@@ -127,8 +127,3 @@ def warm_cosine(step: int, progress: float, *, warmup_steps: int, floor: float) 
     """The learning rate's factor: a linear rise, then half a cosine down to `floor`."""
     rise = min(1.0, (step + 1) / warmup_steps)
     return rise * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress))))
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate

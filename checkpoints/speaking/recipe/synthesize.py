@@ -37,7 +37,7 @@ LABELS_PER_FRAME = 4
 _SAMPLES_PER_LABEL = SAMPLES_PER_FRAME // LABELS_PER_FRAME
 _LEADING_FRAMES, _TRAILING_FRAMES = 2, 3
 _PAUSES_S = (0.2, 0.3)
-UTTERANCES_PER_SHARD = 200  # about 13 minutes of speech, 20 s of one core, 25 MB
+UTTERANCES_PER_SHARD = 100  # about 6 minutes of speech, 8 s of one core, 12 MB
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Shape letters: B utterances, L rows of a sequence, F frames, G groups, D width, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -128,6 +128,10 @@ class Batch:
     codes: Tensor
     phones: Tensor
     num_frames: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,33 +7,35 @@ convolution stack leaves the latent in a handful of directions (measured, in REA
 puts that stack on top, first on spectral losses, then with discriminators; A's head stays, so that the
 latent can't collapse. Shares of the plan:
 
-    0 ....... 0.05 ........ 0.15 ................ 0.45 ................. 0.875 ......... 1
+    0 ....... 0.03 ........ 0.07 ................ 0.32 ................. 0.875 ......... 1
     A, unquantised | A, books | B, spectral losses | B, discriminators | B, crops of 6 s
+
+Discriminators see a third of each crop: they cost three times what the codec itself does, and many small steps
+teach more than few large ones. On a GPU every step is one graph (`captured`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from checkpoints.speaking.recipe.captured import CapturedStep, adamw, set_rate
 from checkpoints.speaking.recipe.codec_model import Codec
 from checkpoints.speaking.recipe.corpus import WaveCorpus
 from checkpoints.speaking.recipe.discriminators import (
     Discriminators,
-    Judgement,
     codec_losses,
     judge_loss,
 )
 from checkpoints.speaking.recipe.layout import SAMPLES_PER_FRAME
 from checkpoints.speaking.recipe.mel import Mel
-from checkpoints.speaking.recipe.sitting import Journal, Sitting, seed_step, set_rate, warm_cosine
+from checkpoints.speaking.recipe.sitting import Journal, Sitting, seed_step, warm_cosine
 from checkpoints.speaking.recipe.synthesize import LABELS_PER_FRAME
 from checkpoints.speaking.recipe.teacher import PHONES
 from qwen3tts_core.config import CodecDecoderConfig
@@ -43,20 +45,40 @@ _SCALES = ((2048, 80), (1024, 80), (512, 40), (256, 20))  # FFT size, bands; hop
 _RATE_A, _RATE_B, _RATE_GAN = 2e-3, 1e-3, 3e-4
 
 
+class Phase(NamedTuple):
+    """What a step does. rows, frames: of the crops."""
+
+    has_books: bool
+    has_waves: bool
+    has_judges: bool
+    rows: int
+    frames: int
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """books, waves, judges, long: progress at which each begins. batch: rows; frames: of a crop."""
 
-    books: float = 0.05
-    waves: float = 0.15
-    judges: float = 0.45
+    books: float = 0.03
+    waves: float = 0.07
+    judges: float = 0.32
     long: float = 0.875
-    batch: int = 64
+    batch: int = 32
     frames: int = 25
-    long_batch: int = 16
+    long_batch: int = 12
     long_frames: int = 75
     judge_scale: int = 8
-    log_every: int = 20
+    log_every: int = 50
+
+    def phase(self, progress: float) -> Phase:
+        is_long = progress >= self.long
+        return Phase(
+            progress >= self.books,
+            progress >= self.waves,
+            progress >= self.judges,
+            self.long_batch if is_long else self.batch,
+            self.long_frames if is_long else self.frames,
+        )
 
 
 FINE_TUNING = Plan(books=0.0, waves=0.0, judges=0.05, long=0.7)
@@ -75,7 +97,6 @@ class CodecTrainer:
         plan: Plan,
         device: torch.device,
         *,
-        compiles: bool = False,
         is_frozen: bool = False,
     ) -> None:
         """is_frozen: encoder and books stay as they are, so that codes that are made already keep their meaning."""
@@ -88,20 +109,11 @@ class CodecTrainer:
             quantizer.rvq_first.input_proj.requires_grad_(False)
             quantizer.rvq_rest.input_proj.requires_grad_(False)
         self.judges = Discriminators(plan.judge_scale).to(device)
-        fused = device.type == "cuda"
-        self.optimizer = torch.optim.AdamW(
-            self.codec.parameters(), lr=_RATE_A, betas=(0.8, 0.95), weight_decay=0.01, fused=fused
-        )
-        self.judge_optimizer = torch.optim.AdamW(
-            self.judges.parameters(), lr=_RATE_GAN, betas=(0.8, 0.99), fused=fused
-        )
+        self.optimizer = adamw(self.codec.parameters(), device, rate=_RATE_A, betas=(0.8, 0.95))
+        self.judge_optimizer = adamw(self.judges.parameters(), device, rate=_RATE_GAN, betas=(0.8, 0.99))
         self._scales = nn.ModuleList(Mel(n, n // 4, bands) for n, bands in _SCALES).to(device)
         self._target = Mel(1024, SAMPLES_PER_FRAME // 8, self.codec.heads.num_bands).to(device)
-        self._wave: Callable[[Tensor], Tensor] = self.codec.decoder.wave
-        self._judge: Callable[[Tensor], list[Judgement]] = self.judges
-        if compiles:
-            self._wave = torch.compile(self._wave)
-            self._judge = torch.compile(self._judge)
+        self._captured: CapturedStep[Phase] = CapturedStep(self._train, device)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -112,24 +124,25 @@ class CodecTrainer:
             "judge_optimizer": self.judge_optimizer,
         }
 
-    def crop_size(self, progress: float) -> tuple[int, int]:
-        """(rows, frames)."""
-        plan = self.plan
-        is_long = progress >= plan.long
-        return (plan.long_batch, plan.long_frames) if is_long else (plan.batch, plan.frames)
-
     def step(self, wave: Tensor, phones: Tensor, number: int, progress: float) -> dict[str, Tensor]:
-        """wave: [B, F * 1920]; phones: [B, F * 4]. Returns detached losses, still on the device."""
+        """wave: [B, F * 1920]; phones: [B, F * 4], in the size of the plan's phase.
+
+        Returns detached losses, still on the device, and overwritten by the next step.
+        """
+        self._set_rates(number, progress)
+        return self._captured(self.plan.phase(progress), wave, phones)
+
+    def _train(self, phase: Phase, wave: Tensor, phones: Tensor) -> dict[str, Tensor]:
         self.codec.train()
         if self._is_frozen:
             self.codec.encoder.eval()
             self.codec.decoder.quantizer.eval()
-        self._set_rates(number, progress)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half):
-            losses, fake = self._spectral(wave, phones, progress)
-            if fake is not None and progress >= self.plan.judges:
-                losses["judge"] = self._train_judges(wave, fake)
-                losses |= self._adversarial(wave, fake)
+            losses, fake = self._spectral(phase, wave, phones)
+            if fake is not None and phase.has_judges:
+                real, fake = self._judged_piece(wave, fake)
+                losses["judge"] = self._train_judges(real, fake)
+                losses |= self._adversarial(real, fake)
         weights = {"mel": 15.0, "spectrum": 0.25, "commit": 0.25 / 16, "bands": 1.0, "phones": 0.3}
         weights |= {"adversarial": 1.0, "features": 2.0, "judge": 0.0}
         total = torch.stack(
@@ -158,13 +171,13 @@ class CodecTrainer:
             set_rate(self.judge_optimizer, _RATE_GAN * factor)
 
     def _spectral(
-        self, wave: Tensor, phones: Tensor, progress: float
+        self, phase: Phase, wave: Tensor, phones: Tensor
     ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """All losses that need no judge, and the decoded wave once the plan has come to it."""
-        codec, plan = self.codec, self.plan
+        """All losses that need no judge, and the decoded wave in the phases that have one."""
+        codec = self.codec
         latent = codec.encoder(wave)
         losses = {}
-        if progress < plan.books:
+        if not phase.has_books:
             quantized, first = codec.decoder.quantizer.bypass(latent)
         else:
             quantized, first, _, losses["commit"] = codec.decoder.quantizer(latent, self._kept(len(wave)))
@@ -173,9 +186,9 @@ class CodecTrainer:
         losses["bands"] = functional.l1_loss(codec.heads.mel_bands(half).float(), bands)
         logits = codec.heads.phone_logits(first)
         losses["phones"] = functional.cross_entropy(logits.flatten(0, 1).float(), phones.flatten())
-        if progress < plan.waves:
+        if not phase.has_waves:
             return losses, None
-        fake = self._wave(half).float()
+        fake = codec.decoder.wave(half).float()
         mel, spectrum = [], []
         for scale in self._scales:
             assert isinstance(scale, Mel)
@@ -190,10 +203,18 @@ class CodecTrainer:
         books = self.codec.decoder.quantizer.rvq_rest.vq.layers
         total = len(books) + 1
         kept = torch.randint(1, total + 1, (rows,), device=self.device)
-        return torch.where(torch.rand(rows, device=self.device) < 0.5, kept, total)
+        return kept.masked_fill(torch.rand(rows, device=self.device) < 0.5, total)
+
+    def _judged_piece(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+        """The same third of both, from anywhere in each row."""
+        rows, size = real.shape
+        length = size // SAMPLES_PER_FRAME // 3 * SAMPLES_PER_FRAME
+        start = (torch.rand(rows, 1, device=self.device) * (size - length)).long()
+        sample = start + torch.arange(length, device=self.device)
+        return real.gather(1, sample), fake.gather(1, sample)
 
     def _train_judges(self, wave: Tensor, fake: Tensor) -> Tensor:
-        loss = judge_loss(self._judge(wave), self._judge(fake.detach()))
+        loss = judge_loss(self.judges(wave), self.judges(fake.detach()))
         self.judge_optimizer.zero_grad()
         loss.backward()
         self.judge_optimizer.step()
@@ -201,9 +222,9 @@ class CodecTrainer:
 
     def _adversarial(self, wave: Tensor, fake: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            real = self._judge(wave)
+            real = self.judges(wave)
         self.judges.requires_grad_(False)
-        adversarial, features = codec_losses(real, self._judge(fake))
+        adversarial, features = codec_losses(real, self.judges(fake))
         self.judges.requires_grad_(True)
         return {"adversarial": adversarial, "features": features}
 
@@ -224,8 +245,8 @@ def train_codec(
     started = last_refresh = time.monotonic()
     for number, progress in sitting.steps():
         seed_step(seed, number)
-        rows, frames = trainer.crop_size(progress)
-        wave, phones = corpus.crops(rows, frames)
+        phase = trainer.plan.phase(progress)
+        wave, phones = corpus.crops(phase.rows, phase.frames)
         losses = trainer.step(wave, phones, number, progress)
         if number % trainer.plan.log_every == 0:
             journal.write(
@@ -237,5 +258,5 @@ def train_codec(
                 **{name: round(float(value), 4) for name, value in losses.items()},
             )
         if time.monotonic() - last_refresh > _REFRESH_EVERY_S:
-            corpus.refresh(most=8)
+            corpus.refresh(most=16)
             last_refresh = time.monotonic()

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from checkpoints.speaking.recipe.captured import CapturedStep, adamw, set_rate
 from checkpoints.speaking.recipe.code_corpus import CodeCorpus
-from checkpoints.speaking.recipe.sitting import Journal, Sitting, seed_step, set_rate, warm_cosine
+from checkpoints.speaking.recipe.sitting import Journal, Sitting, seed_step, warm_cosine
 from checkpoints.speaking.recipe.talker_model import Batch, Corruption, TrainableTalker
 from checkpoints.speaking.recipe.teacher import PHONES
 from qwen3tts_core.config import CheckpointConfig
@@ -37,8 +38,8 @@ Probe = Callable[[Mapping[str, Tensor]], Mapping[str, float]]
 class Plan:
     """rows: of all sequences of a step, padding counted. frames: of them, on which the code predictor trains."""
 
-    rows: int = 24_576
-    frames: int = 8_192
+    rows: int = 16_384
+    frames: int = 6_144
     rate: float = 1.5e-3
     floor: float = 0.03
     warmup_steps: int = 500
@@ -75,62 +76,56 @@ class Average:
 
 
 class TalkerTrainer:
-    def __init__(
-        self, config: CheckpointConfig, plan: Plan, device: torch.device, *, compiles: bool = False
-    ) -> None:
+    def __init__(self, config: CheckpointConfig, plan: Plan, device: torch.device) -> None:
         self.plan, self.device = plan, device
         self.is_half = device.type == "cuda"
         self.talker = TrainableTalker(config, len(PHONES)).to(device)
         self.average = Average(self.talker, plan.average_decay)
         self.corruption = Corruption()
-        self.optimizer = torch.optim.AdamW(
-            self.talker.parameters(),
-            lr=plan.rate,
-            betas=(0.9, 0.95),
-            weight_decay=0.01,
-            fused=device.type == "cuda",
-        )
+        self.optimizer = adamw(self.talker.parameters(), device, rate=plan.rate, betas=(0.9, 0.95))
         weights = torch.ones(config.talker.vocab_size, device=device)
         weights[config.talker.codec_eos_id] = plan.eos_weight
         self._class_weights = weights
-        self._hidden, self._rest = self.talker.hidden, self.talker.rest_logits
-        if compiles:  # one graph a bucket; the loss around them stays eager
-            self._hidden = torch.compile(self._hidden, dynamic=False)
-            self._rest = torch.compile(self._rest, dynamic=False)
+        self._captured: CapturedStep[tuple[torch.Size, ...]] = CapturedStep(self._train, device)
 
     @property
     def parts(self) -> dict[str, Any]:
         return {"talker": self.talker, "average": self.average, "optimizer": self.optimizer}
 
     def step(self, batch: Batch, number: int, progress: float) -> dict[str, Tensor]:
-        """Returns detached losses and accuracies, still on the device."""
+        """Returns detached losses and accuracies, still on the device, and overwritten by the next step."""
         plan = self.plan
-        self.talker.train()
         set_rate(
             self.optimizer,
             plan.rate * warm_cosine(number, progress, warmup_steps=plan.warmup_steps, floor=plan.floor),
         )
+        tensors = batch.tensors
+        numbers = self._captured(tuple(one.shape for one in tensors), *tensors)
+        self.average.update(number)
+        return numbers
+
+    def _train(self, shapes: tuple[torch.Size, ...], *tensors: Tensor) -> dict[str, Tensor]:
+        self.talker.train()
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.is_half):
-            numbers = self.losses(batch)
-        total = numbers["first"] + numbers["rest"] + plan.phone_weight * numbers["phones"]
+            numbers = self.losses(Batch(*tensors))
+        total = numbers["first"] + numbers["rest"] + self.plan.phone_weight * numbers["phones"]
         self.optimizer.zero_grad()
         total.backward()
         numbers["gradient"] = nn.utils.clip_grad_norm_(self.talker.parameters(), 1.0)
         self.optimizer.step()
-        self.average.update(number)
         return {name: value.detach() for name, value in numbers.items()}
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         talker = self.talker
         corruption = self.corruption if talker.training else None
-        hidden, tapped = self._hidden(talker.rows(batch, corruption))
+        hidden, tapped = talker.hidden(talker.rows(batch, corruption))
         target, codes = batch.target, batch.codes
         frame = target.clamp(0, codes.shape[1] - 1)
         is_frame = (target >= 0) & (target < batch.num_frames[:, None])
         is_end = target == batch.num_frames[:, None]
 
         wanted = codes[..., 0].gather(1, frame)
-        wanted = torch.where(is_end, talker.eos_id, torch.where(is_frame, wanted, _IGNORED))
+        wanted = wanted.masked_fill(~is_frame, _IGNORED).masked_fill(is_end, talker.eos_id)
         logits = talker.codec_head(hidden).flatten(0, 1).float()
         first = functional.cross_entropy(logits, wanted.flatten(), self._class_weights, ignore_index=_IGNORED)
         right = (logits.argmax(dim=1) == wanted.flatten()) & is_frame.flatten()
@@ -156,7 +151,7 @@ class TalkerTrainer:
         chosen = torch.searchsorted(flat.cumsum(0), place).clamp(max=len(flat) - 1)
         row = chosen // frame.shape[1]
         picked = codes[row, frame.flatten()[chosen]]
-        logits = self._rest(hidden.flatten(0, 1)[chosen], picked).float()
+        logits = self.talker.rest_logits(hidden.flatten(0, 1)[chosen], picked).float()
         loss = functional.cross_entropy(logits.transpose(1, 2), picked[:, 1:], reduction="none").mean(dim=0)
         return loss, (logits.argmax(dim=-1) == picked[:, 1:]).float().mean(dim=0)
 
@@ -169,7 +164,7 @@ class TalkerTrainer:
         logits = self.talker.phone_head(tapped).float().unflatten(-1, (2, -1))
         following = torch.minimum(frame + 1, (batch.num_frames - 1)[:, None])
         wanted = torch.stack([batch.phones.gather(1, frame), batch.phones.gather(1, following)], dim=-1)
-        wanted = torch.where(is_frame[..., None], wanted, _IGNORED)
+        wanted = wanted.masked_fill(~is_frame[..., None], _IGNORED)
         return functional.cross_entropy(logits.flatten(0, 2), wanted.flatten(), ignore_index=_IGNORED)
 
 

@@ -116,8 +116,8 @@ def test_the_codecs_plan_goes_through_all_its_stages(tmp_path, codec_trainer):
     corpus.refresh()
     seen = []
     for number, progress in enumerate([0.0, 0.1, 0.2, 0.5, 0.9]):
-        rows, frames = codec_trainer.crop_size(progress)
-        losses = codec_trainer.step(*corpus.crops(rows, frames), number, progress)
+        phase = codec_trainer.plan.phase(progress)
+        losses = codec_trainer.step(*corpus.crops(phase.rows, phase.frames), number, progress)
         assert all(math.isfinite(value) for value in losses.values())
         seen.append(set(losses))
     a, books, spectral, judged, long = seen
