@@ -115,7 +115,7 @@ def test_the_codecs_plan_goes_through_all_its_stages(tmp_path, codec_trainer):
     corpus = WaveCorpus(tmp_path, CPU)
     corpus.refresh()
     seen = []
-    for number, progress in enumerate([0.0, 0.1, 0.2, 0.5, 0.9]):
+    for number, progress in enumerate([0.0, 0.05, 0.2, 0.5, 0.9]):
         phase = codec_trainer.plan.phase(progress)
         losses = codec_trainer.step(*corpus.crops(phase.rows, phase.frames), number, progress)
         assert all(math.isfinite(value) for value in losses.values())
