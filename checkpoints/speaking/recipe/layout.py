@@ -92,7 +92,7 @@ def write_configs(folder: Path, sizes: Sizes, text_ids: Mapping[str, int]) -> No
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def model_config(sizes: Sizes, text_ids: Mapping[str, int]) -> dict[str, Any]:
