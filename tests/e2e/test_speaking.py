@@ -74,11 +74,12 @@ def samples_of(file):
 
 
 def say_all(app, folder, num_at_once):
-    """Every sentence, in the three voices by turns."""
+    """Every sentence, in the three voices by turns, each with and without its language."""
 
     def say(number):
         text = held_out_sentences()[number]
-        response = app.speak(input=text, voice=VOICES[number % len(VOICES)], seed=number)
+        language = ("Auto", "English")[number % 2]
+        response = app.speak(input=text, voice=VOICES[number % len(VOICES)], language=language, seed=number)
         file = folder / f"{number:02d}.wav"
         file.write_bytes(response.content)
         return Said(file, response.headers["x-finish-reason"])
