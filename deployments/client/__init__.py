@@ -3,7 +3,7 @@
 from deployments.client import Client
 
 with Client() as client:
-    client.speak("Hello there.", voice="vivian").save("hello.wav")
+    client.speak("Hello there.", voice="slt").save("hello.wav")
 """
 
 from deployments.client.aio import AsyncClient

@@ -29,6 +29,8 @@ from load_tests.drills.processes import ProcessId, descendants, end_all
 from load_tests.drills.ray_start import ON_A_BUSY_MACHINE, start_ray
 
 ROOT = Path(__file__).parents[2]
+TINY = "checkpoints/tiny"
+"""For apps of `tiny_cpu`, which speaks with a larger one: drills are about streams, and random weights babble on."""
 _START_TIMEOUT_S = 900.0  # of an app, or for all its replicas to be replaced: a machine may be busy
 _ASK_TIMEOUT_S = 20.0
 

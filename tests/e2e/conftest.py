@@ -1,10 +1,11 @@
 """One Serve instance for the whole run, deployed from the configs that people use, on loopback.
 
-    /               serve_configs/tiny_cpu.yaml as it is, but for its patience, on a free port
+    /               serve_configs/tiny_cpu.yaml with checkpoints/tiny and more patience, on a free port
     /deterministic  the same with `deterministic: true`, both transports the other way round, engines in
                     processes of their own, and JSON logs
     /models         serve_configs/tiny_all.yaml, in test_models.py alone
     /codec_ingress  as /deterministic, with `ingress: codec`; in test_codec_ingress.py alone
+    /speaking       serve_configs/tiny_cpu.yaml as it is, but for its patience; in test_speaking.py alone
 
 Each starts when the first test needs it. Everything that starts here ends here, by Ray's own shutdown of what this process started.
 """
@@ -29,6 +30,7 @@ from ray.serve.schema import ServeDeploySchema, TracingConfig
 from deployments.launch import BEFORE_RAY
 from load_tests.drills.ports import free_port
 from load_tests.drills.ray_start import ON_A_BUSY_MACHINE, start_ray
+from load_tests.drills.server import TINY
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "serve_configs" / "tiny_cpu.yaml"
@@ -136,7 +138,7 @@ class Server:
         config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
         config["http_options"]["port"] = port
         (plain,) = config["applications"]
-        plain["args"] |= PATIENCE
+        plain["args"] |= PATIENCE | {"checkpoint": TINY}
         other = copy.deepcopy(plain)
         other["name"], other["route_prefix"] = "deterministic", "/deterministic"
         other["args"]["deterministic"] = True

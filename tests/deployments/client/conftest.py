@@ -40,12 +40,12 @@ class CancelsWhoLeaves:
 
 @pytest.fixture
 def serving(open_chain):
-    """A chain of three models, and `url`, where it listens."""
+    """A chain of some models, `tiny-base` among them, and `url`, where it listens."""
 
     @asynccontextmanager
-    async def opened(**others):
+    async def opened(models=MODELS, **others):
         encoders = {"tiny-base": FakeReferenceEncoder()}
-        async with open_chain(models=MODELS, encoders=encoders, **others) as chain:
+        async with open_chain(models=models, encoders=encoders, **others) as chain:
             config = uvicorn.Config(
                 CancelsWhoLeaves(chain.app),
                 port=0,
