@@ -209,12 +209,12 @@ def _stack(stack: Stack) -> dict[str, Any]:
 # silence repeats its code.
 GENERATION: dict[str, Any] = {
     "do_sample": True,
-    "temperature": 0.6,
+    "temperature": 0.3,
     "top_k": 20,
     "top_p": 1.0,
     "repetition_penalty": 1.0,
     "subtalker_dosample": True,
-    "subtalker_temperature": 0.5,
+    "subtalker_temperature": 0.3,
     "subtalker_top_k": 10,
     "subtalker_top_p": 1.0,
     "max_new_tokens": 400,
