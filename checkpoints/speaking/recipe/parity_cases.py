@@ -11,8 +11,10 @@ in their place. Greedy codes of both layouts, with and without a language, for a
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
+LONGEST_FRAMES = 120
 TEXTS = ("The train to London leaves at half past seven.", "Good morning, Anna.")
 
 
@@ -30,7 +32,9 @@ def main(kit: str, checkpoint: str, out: str) -> None:
     ]
     make_golden.CASES["custom_voice"] = cases
     make_golden.BATCHES["custom_voice"] = [("mixed_full", ["slt_english_full", "rms_english_full"])]
-    make_golden.N_GREEDY = 60
+    # To the end of speech: the kit's own runs stop after its 14 frames, which it has as a default argument, too.
+    make_golden.N_GREEDY = LONGEST_FRAMES
+    make_golden.generate = partial(make_golden.generate, max_new_tokens=LONGEST_FRAMES)
     sys.argv = ["make_golden.py", "--checkpoint", checkpoint, "--out", out]
     make_golden.main()
 
