@@ -35,13 +35,15 @@ def forced_code_predictor_logits(pair, case):
 def forced_layers(pair, case):
     """The input of every layer; in the last place the final hidden state.
 
-    Trained weights have rows of hundreds, where float32 itself is coarser: a few roundings are allowed.
+    Trained weights have layers with rows of hundreds, where float32 itself is coarser: eight roundings of such a
+    layer's largest value are allowed, and the errors compared are in units of each layer's own tolerance.
     """
     trace, expected = pair.forced(case), pair.golden[f"case/{case}/forced_layers"]
     rows = torch.cat(trace.layer_rows, dim=1)
-    layers = torch.cat([rows[:-1], pair.hidden(trace)[None]])
-    roundings = 8 * np.finfo(np.float32).eps * np.abs(expected).max()
-    return Computed(layers[:, : expected.shape[1]], tolerance=max(CLOSE, float(roundings)))
+    layers = torch.cat([rows[:-1], pair.hidden(trace)[None]])[:, : expected.shape[1]]
+    largest = np.abs(expected).max(axis=(1, 2), keepdims=True)
+    scale = np.maximum(1.0, 8 * np.finfo(np.float32).eps * largest / CLOSE)
+    return Computed(layers.cpu().numpy() / scale, tolerance=CLOSE, expected=expected / scale)
 
 
 # ---------------------------------------------------------------- greedy runs
