@@ -41,11 +41,12 @@ _INTENDING = _list(
     "want need try decide hope plan begin like learn promise forget start love prefer refuse continue"
 )
 _ASKING = _list("ask tell want help teach expect invite allow order force")
+_DOING = _list("start stop finish keep enjoy begin avoid like love hate continue")
 _STATES = _list("seem look feel become sound remain stay get")
 REQUIRED_VERBS = frozenset(
     {
         *(pair.split()[0] for pair in _WITH_PREPOSITION),
-        *(_GIVING + _THINKING + _TELLING + _INTENDING + _ASKING + _STATES),
+        *(_GIVING + _THINKING + _TELLING + _INTENDING + _ASKING + _STATES + _DOING),
     }
 )
 _TIMES_PAST = _phrases(
@@ -230,7 +231,11 @@ class CommonSentences:
             subject = rng.choice(pronouns)
             return subject, "I" if subject == "I" else "many" if many else "one"
         if many:
-            return (self._many(rng, "person") if source < 0.65 else self._things(rng)), "many"
+            return (
+                self._many(rng, rng.choice(["person", "person", "people"]))
+                if source < 0.65
+                else self._things(rng)
+            ), "many"
         return (self._person(rng) if source < 0.7 else self._thing(rng)), "one"
 
     def _object(self, rng: Random) -> str:
@@ -243,7 +248,7 @@ class CommonSentences:
         source = rng.random()
         if source < 0.25:
             return rng.choice(_list("him her them me us you everybody somebody nobody"))
-        return self._person(rng) if source < 0.7 else self._many(rng, "person")
+        return self._person(rng) if source < 0.7 else self._many(rng, rng.choice(["person", "people"]))
 
     # ---------------------------------------------------------------- verbs with what follows
     def _predicate(self, rng: Random, form: int, depth: int = 0) -> str:
@@ -263,7 +268,9 @@ class CommonSentences:
             text = f"{self._form(rng, _GIVING, form)} {self._somebody(rng)} {self._one(rng, 'thing')}"
         elif source < 0.86:
             text = f"{self._form(rng, _STATES, form)} {self._adjective(rng)}"
-        elif depth or source < 0.88:
+        elif not depth and source < 0.88:
+            text = f"{self._form(rng, _DOING, form)} {self._predicate(rng, ING, 1)}"
+        elif depth or source < 0.89:
             text = f"{self._draw(rng, 'something').forms[form]} {self._object(rng)} {self._where(rng)}"
         elif source < 0.92:
             text = f"{self._form(rng, _INTENDING, form)} to {self._predicate(rng, BASE, 1)}"

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 NUM_COMMON = 1_500  # lemmas drawn evenly ...
 NUM_WORDS = 3_000  # ... and the next ones at `RARER`
 RARER, DAILY = 0.2, 2.0  # DAILY: of `EVERYDAY`
+IRREGULAR = 2.0  # times as often, for the forms that no rule gives
 _FILES = {"noun": ("1",), "verb": ("2",), "adj": ("3", "5"), "adv": ("4",)}
 _PERSON, _ACTS, _PLACES, _MASS_FILES = "18", "04", {"15"}, {"12", "27"}
 _SOMETHING, _SOMEBODY, _ALONE = {"8"}, {"9"}, {"2"}
@@ -181,7 +182,7 @@ def past_forms(verb: str, exceptions: Exceptions) -> tuple[str, str]:
             verb[:-1] if verb.endswith("e") else f"{verb[:-1]}i" if re.search(r"[^aeiou]y$", verb) else verb
         )
         return f"{stem}ed", f"{stem}ed"
-    participles = [form for form in listed if re.search(r"(n|ne|[^aeiou]u[nm][gk]?k?)$", form)]
+    participles = [form for form in listed if re.search(r"([^a]n|one|[^aeiou]u[nm][gk]?)$", form)]
     pasts = [form for form in listed if form not in participles] or listed
     participle = _PARTICIPLES.get(verb) or (participles or pasts)[0]
     return pasts[0], participle
@@ -204,6 +205,18 @@ def comparative(adjective: str, exceptions: Exceptions) -> str:
     if adjective not in _COMPARED:
         return ""
     return f"{adjective}r" if adjective.endswith("e") else f"{adjective}er"
+
+
+def is_irregular(word: Word) -> bool:
+    """Whether a form of it, of plural, past or participle, is none that the rules give.
+
+    >>> is_irregular(Word("noun", ("child", "children"), ("person",), 1.0))
+    True
+    """
+    base, *others = word.forms
+    if word.kind == "noun":
+        return word.forms[1] not in {base, plural(base, {})}
+    return word.kind == "verb" and not all(form.endswith("ed") for form in others[1:3])
 
 
 # ---------------------------------------------------------------- WordNet's files
@@ -232,7 +245,7 @@ def collect_words(wordnet: Path, required: frozenset[str] = frozenset()) -> list
         weight = DAILY if (kind, lemma) in everyday else 1.0 if (kind, lemma) in common else RARER
         word = _word(kind, lemma, known[kind], exceptions[kind], weight, required)
         if word is not None:
-            words.append(word)
+            words.append(replace(word, weight=weight * IRREGULAR) if is_irregular(word) else word)
     return words
 
 
@@ -265,6 +278,8 @@ def _word(
         else:
             classes = ["person" if file == _PERSON else "place" if file in _PLACES else "thing"]
         forms = (lemma, plural(lemma, exceptions))
+        if file == _PERSON and forms[1] != plural(lemma, {}):
+            classes.append("people")  # men, women, children
     elif kind == "verb":
         total = usual["all"] * _OFTEN_ENOUGH
         for name, frames in (("something", _SOMETHING), ("somebody", _SOMEBODY), ("alone", _ALONE)):
