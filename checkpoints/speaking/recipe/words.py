@@ -59,7 +59,7 @@ _UNSPOKEN = _set("""
 rape christ devil redcoat whore slut nigger negro bastard bitch damn hell jew sex sexual nude naked pimp prostitute slave savage cunt fuck
 """)  # words that need no practice
 _GRAMMAR = _set("""
-be have do can will shall may must let one other two such many first all same more some much no next few each any another
+be have do can will shall may must let one other two such many first every all same more some much no next few each any another
 most own both several enough three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty
 sixty hundred thousand million second third fourth fifth sixth last least less little only very else ago o'clock not
 fewer former latter certain mere main very sheer utter a i am pm ii iii he it us un dr st ma pa ad th non anti ex re
@@ -87,6 +87,7 @@ _REGULAR = _set("""
 work address curse heave learn burn smell dream spell leap spill clothe strive dwell spoil lean kneel brother gas camera
 formula antenna apparatus vacuum cry hypothalamus chorus medium maximum focus abode
 """)  # the listed form is archaic, learned or another sense's
+_MANS = _set("human german roman talisman shaman norman ottoman")
 _COMPARED = _set("""
 new great old long high low small young dark full clear hard close white short tall deep wide light near wild sharp
 thick warm soft cool fresh green brown black blue gray quiet rich slow strange safe sweet poor loud late nice huge pale
@@ -156,6 +157,12 @@ def plural(noun: str, exceptions: Exceptions) -> str:
     irregular = [form for form in exceptions.get(noun, ()) if form.isalpha()]
     if irregular and noun not in _REGULAR:
         return irregular[0]
+    if noun.endswith("man") and noun not in _MANS:
+        return f"{noun[:-3]}men"  # `women` is in no list
+    return _ruled_plural(noun)
+
+
+def _ruled_plural(noun: str) -> str:
     return third_person(noun) if not noun.endswith("o") else f"{noun}s"
 
 
@@ -215,7 +222,7 @@ def is_irregular(word: Word) -> bool:
     """
     base, *others = word.forms
     if word.kind == "noun":
-        return word.forms[1] not in {base, plural(base, {})}
+        return word.forms[1] not in {base, _ruled_plural(base)}
     return word.kind == "verb" and not all(form.endswith("ed") for form in others[1:3])
 
 
@@ -278,7 +285,7 @@ def _word(
         else:
             classes = ["person" if file == _PERSON else "place" if file in _PLACES else "thing"]
         forms = (lemma, plural(lemma, exceptions))
-        if file == _PERSON and forms[1] != plural(lemma, {}):
+        if file == _PERSON and forms[1] != _ruled_plural(lemma):
             classes.append("people")  # men, women, children
     elif kind == "verb":
         total = usual["all"] * _OFTEN_ENOUGH

