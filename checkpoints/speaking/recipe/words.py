@@ -265,7 +265,8 @@ def _word(
     required: frozenset[str],
 ) -> Word | None:
     """None for what no pattern has a place for."""
-    usual, forms = known[lemma], (lemma,)
+    usual = known[lemma]
+    forms: tuple[str, ...] = (lemma,)
     classes: list[str] = []
     if kind == "noun":
         if lemma in _PLURAL_ONLY:
