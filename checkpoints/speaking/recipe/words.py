@@ -76,7 +76,7 @@ clothing transportation production communication leadership membership traffic t
 fire steam water ice sand mud land ground earth air sunlight darkness silence sleep labor land cash credit debt income
 employment unemployment medicine cotton wool silk leather wood metal steel iron gold silver oil gas coal paint ink
 chocolate pepper fish chicken cake violence intelligence assistance growth consciousness existence significance
-publicity machinery scenery jewelry pottery vegetation permission protection supervision authority content vision
+data media publicity machinery scenery jewelry pottery vegetation permission protection supervision authority content vision
 reality welfare agriculture aid stuff breath youth faith guilt pride shame
 """)
 _PLURAL_ONLY = _set("people police clothes trousers pants scissors goods cattle folk stairs headquarters")
