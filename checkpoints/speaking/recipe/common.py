@@ -28,7 +28,7 @@ def _phrases(text: str) -> list[str]:
 BASE, THIRD, PAST, PARTICIPLE, ING = range(5)
 _WITH_PREPOSITION = _phrases(
     "look at, listen to, wait for, talk about, talk to, think about, work for, work with, pay for, ask for, care about, "
-    "laugh at, point at, smile at, walk past, walk around, sit near, stand behind, live near, run to, go to, come from, "
+    "laugh at, point at, smile at, walk around, sit near, stand behind, live near, run to, go to, come from, "
     "belong to, agree with, play with, read about, write about, hear about, learn about, dream about, worry about, "
     "speak to, speak with, travel with, move to, arrive at, stop at, look after, look for, depend on, turn to"
 )

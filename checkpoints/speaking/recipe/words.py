@@ -34,7 +34,7 @@ roof ceiling wall floor window door table chair sofa lamp carpet mirror shelf cu
 knife fork spoon bottle towel soap blanket pillow clock key bag box basket shirt coat jacket hat shoe sock dress skirt
 glove scarf button pocket ring watch umbrella wallet car bus train plane bicycle truck boat ship taxi ticket airport
 station bridge road street corner traffic map engine wheel doctor nurse teacher student farmer driver waiter cook baker
-lawyer engineer artist singer actor writer painter soldier captain pilot manager secretary officer neighbor guest friend
+lawyer engineer artist singer actor writer painter soldier pilot manager secretary officer neighbor guest friend
 brother sister mother father daughter son uncle aunt cousin grandmother grandfather baby husband wife child woman man
 boy girl dog cat horse cow pig sheep bird mouse rabbit lion bear monkey duck snake spider bee tree flower grass leaf
 forest mountain river lake beach island sea ocean sky cloud rain snow wind storm sun moon star weather spring summer
@@ -43,16 +43,16 @@ computer phone screen keyboard message email picture camera radio television new
 piano violin drum game ball team player coach race bank market shop store hotel restaurant hospital church museum
 library theater park office factory village city town country farm field museum nose ear eye mouth tooth tongue hair
 hand arm leg foot knee finger shoulder head heart stomach medicine headache fever money dollar cent price bill present
-party birthday wedding holiday vacation trip visit meeting job model test system health tone sill student ladder hammer
+party birthday wedding holiday vacation trip visit meeting student ladder hammer
 happy sad angry tired hungry thirsty busy lazy clever polite kind rude brave quiet loud funny boring sick healthy hot
 cold warm cool wet dry clean dirty fresh sweet sour bitter soft hard heavy light thick thin wide narrow tall short long
 young old new big small huge tiny cheap expensive easy difficult early late fast slow empty full open red blue green
 yellow black white brown gray pink purple orange dark bright round square sharp strong weak rich poor safe dangerous
-beautiful ugly nice wonderful terrible strange famous important favorite sunny cloudy windy rainy foggy stormy daily
+beautiful ugly nice wonderful terrible strange famous important favorite sunny cloudy windy rainy foggy stormy 
 wash clean cook bake eat drink cut wake sleep rest sit stand walk run jump swim dance sing laugh cry smile shout whisper
 speak talk read write draw paint learn teach study finish start begin open close lock break fix repair build buy sell
 pay borrow lend carry push pull lift drop throw catch kick climb ride drive fly travel arrive leave wait visit meet call
-invite thank forget remember choose win lose find hide steal count measure print play shake sweep delay rush boil freeze
+invite thank forget remember choose win lose find hide steal count measure print play freeze
 slowly quickly carefully quietly loudly happily sadly gently clearly easily badly politely
 """)
 _UNSPOKEN = _set("""
