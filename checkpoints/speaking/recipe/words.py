@@ -48,7 +48,7 @@ happy sad angry tired hungry thirsty busy lazy clever polite kind rude brave qui
 cold warm cool wet dry clean dirty fresh sweet sour bitter soft hard heavy light thick thin wide narrow tall short long
 young old new big small huge tiny cheap expensive easy difficult early late fast slow empty full open red blue green
 yellow black white brown gray pink purple orange dark bright round square sharp strong weak rich poor safe dangerous
-beautiful ugly nice wonderful terrible strange famous important favorite sunny cloudy windy rainy foggy stormy 
+beautiful ugly nice wonderful terrible strange famous important favorite sunny cloudy windy rainy foggy stormy
 wash clean cook bake eat drink cut wake sleep rest sit stand walk run jump swim dance sing laugh cry smile shout whisper
 speak talk read write draw paint learn teach study finish start begin open close lock break fix repair build buy sell
 pay borrow lend carry push pull lift drop throw catch kick climb ride drive fly travel arrive leave wait visit meet call
