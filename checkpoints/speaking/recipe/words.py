@@ -55,9 +55,7 @@ pay borrow lend carry push pull lift drop throw catch kick climb ride drive fly 
 invite thank forget remember choose win lose find hide steal count measure print play freeze
 slowly quickly carefully quietly loudly happily sadly gently clearly easily badly politely
 """)
-_UNSPOKEN = _set("""
-rape christ devil redcoat whore slut nigger negro bastard bitch damn hell jew sex sexual nude naked pimp prostitute slave savage cunt fuck
-""")  # words that need no practice
+_UNSPOKEN = _set("bastard christ damn devil hell rape redcoat savage sex sexual slave")  # need no practice
 _GRAMMAR = _set("""
 be have do can will shall may must let one other two such many first every all same more some much no next few each any another
 most own both several enough three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty
@@ -345,13 +343,16 @@ def _senses(
 
 
 def _synsets(file: Path) -> Iterator[tuple[str, list[tuple[str, int]], list[tuple[str, int]]]]:
-    """Lexicographer file, (word, id in it), (frame, number of the word or 0). Source: wndb(5)."""
+    """Lexicographer file, (word, id in it), (frame, number of the word or 0). Source: wndb(5). Slurs are left out."""
     if not file.exists():
         return
     for row in file.read_text(encoding="utf-8", errors="replace").splitlines():
         if row.startswith("  "):
             continue
-        fields = row.split("|", 1)[0].split()
+        data, _, gloss = row.partition("|")
+        if gloss.startswith(" (ethnic slur)"):
+            continue
+        fields = data.split()
         count = int(fields[3], 16)
         words = [(fields[4 + 2 * i], int(fields[5 + 2 * i], 16)) for i in range(count)]
         rest = fields[5 + 2 * count + 4 * int(fields[4 + 2 * count]) :]
