@@ -137,7 +137,7 @@ class Call:
 # ---------------------------------------------------------------- stages
 def prepare(call: Call) -> None:
     place, seed = call.place, call.arguments.seed
-    examples, glosses = collect(place.lines, seed)
+    examples, glosses, words = collect(place.lines, seed)
     libraries = copy_libraries(place.flite, call.arguments.flite)
     lines = read_lines(place.lines)
     spoken = [lines.utterance(seed, i).text for i in range(_TOKENIZER_LINES // 2)]
@@ -145,7 +145,9 @@ def prepare(call: Call) -> None:
     ids = write_tokenizer(place.skeleton, spoken, VOCAB_SIZE)
     write_configs(place.skeleton, call.sizes, ids)
     write_probe(place.probe, place.flite)
-    call.journal.write(stage="prepare", examples=examples, glosses=glosses, library_bytes=libraries)
+    call.journal.write(
+        stage="prepare", examples=examples, glosses=glosses, words=words, library_bytes=libraries
+    )
 
 
 def data(call: Call) -> None:

@@ -23,7 +23,7 @@ _ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth",
 _ORDINALS |= {"nine": "ninth", "twelve": "twelfth"}
 _DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 _MONTHS = _words("January February March April May June July August September October November December")
-_NAMES = _words(
+NAMES = _words(
     "Anna Ben Clara David Emma Frank Grace Henry Irene Jack Kate Leo Maria Nick Olivia Paul Quinn Rosa Sam "
     "Tina Victor Wendy Alice Tom Julia Peter Susan Mark Laura James"
 )
@@ -141,7 +141,7 @@ _SLOTS: dict[str, Callable[[Random], str]] = {
     "list": _list,
     "weekday": lambda rng: rng.choice(_DAYS),
     "month": lambda rng: rng.choice(_MONTHS),
-    "name": lambda rng: rng.choice(_NAMES),
+    "name": lambda rng: rng.choice(NAMES),
     "city": lambda rng: rng.choice(_CITIES),
     "thing": lambda rng: rng.choice(_THINGS),
     "weather": lambda rng: rng.choice(_WEATHER),

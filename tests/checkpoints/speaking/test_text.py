@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from checkpoints.speaking.recipe import templates
+from checkpoints.speaking.recipe.common import REQUIRED_VERBS
 from checkpoints.speaking.recipe.lines import (
     Lines,
     collect,
@@ -13,6 +14,20 @@ from checkpoints.speaking.recipe.lines import (
     is_usable,
     read_lines,
 )
+from checkpoints.speaking.recipe.words import Word
+
+NOUNS = [("person", "child", "children"), ("thing", "window", "windows"), ("place", "town", "towns")]
+NOUNS += [("mass", "music", "music"), ("people", "people", "people"), ("many", "clothes", "clothes")]
+WORDS = [
+    *(Word("noun", (one, many), (name,), 1.0) for name, one, many in NOUNS),
+    *(
+        Word("verb", (v, f"{v}s", f"{v}ed", f"{v}ed", f"{v}ing"), ("something", "somebody", "alone"), 1.0)
+        for v in sorted(REQUIRED_VERBS)
+    ),
+    Word("adj", ("old", "older"), ("attribute", "predicate"), 1.0),
+    Word("adj", ("useful", ""), ("attribute", "predicate"), 1.0),
+    Word("adv", ("slowly",), ("manner",), 1.0),
+]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +100,7 @@ def wordnet_of(folder, *definitions):
     folder.mkdir()
     rows = [f"00{i} 00 n 01 word 0 000 | {definition}" for i, definition in enumerate(definitions)]
     (folder / "data.noun").write_text("\n".join(["  1 a licence line | no", *rows]))
+    (folder / "cntlist.rev").write_text("word%1:00:00:: 1 5\n")
     return folder
 
 
@@ -95,7 +111,7 @@ def test_wordnets_examples_and_first_definitions_are_taken_and_others_left(tmp_p
         tmp_path / "wn",
         f'(in  music) a thing  that sounds; "too short"; "une phrase fran\u00e7aise ici"; {examples}; "{plain}"',
     )
-    assert collect(tmp_path / "lines.gz", 0, folder) == (20, 1)
+    assert collect(tmp_path / "lines.gz", 0, folder) == (20, 1, 1)
     lines = read_lines(tmp_path / "lines.gz")
     assert list(lines.glosses) == ["a thing that sounds"]
     assert len(lines.held_out) == 300
@@ -110,7 +126,9 @@ def test_a_dictionary_that_is_not_there_is_named(tmp_path):
 
 
 def test_utterances_follow_from_seed_and_number():
-    lines = Lines([f"example {i} is here" for i in range(50)], [f"gloss {i} is here" for i in range(50)], [])
+    lines = Lines(
+        [f"example {i} is here" for i in range(50)], [f"gloss {i} is here" for i in range(50)], [], WORDS
+    )
     utterances = [lines.utterance(7, i) for i in range(300)]
     assert utterances == [lines.utterance(7, i) for i in range(300)]
     assert len({utterance.text for utterance in utterances}) > 250
