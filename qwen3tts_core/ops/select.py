@@ -38,7 +38,7 @@ class Backend:
     def enter_thread(self) -> None:
         """Call first on a thread that will launch: CUDA's current device belongs to the thread."""
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+            torch.cuda.set_device(self.device.index or 0)
 
     def free_bytes(self) -> float:
         """What may still be allocated here; not limited on CPU."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from random import Random
 
-from checkpoints.speaking.recipe.templates import NAMES, number_words
+from checkpoints.speaking.recipe.templates import DAYS, MONTHS, NAMES, number_words
 from checkpoints.speaking.recipe.words import Word
 
 
@@ -74,8 +74,6 @@ _PREPOSITIONS = _list(
     "in near behind under on in at by beside inside outside across along above below between around to from"
 )
 _SEASONS = _list("spring summer autumn winter night day week weekend holidays morning")
-_DAYS = _list("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_MONTHS = _list("January February March April May June July August September October November December")
 _SUBORDINATE = _list("because when while after before although if until since unless though as whenever")
 _OWNERS = _list("my your his her our their its")
 _DID_NOT = ("did not", "didn't")
@@ -83,7 +81,7 @@ _SAYINGS = (
     "Good morning! Good afternoon. Good evening! Hello there. Hi! Excuse me. Thanks. Thank you! I'm sorry. Yes, of course. "
     "No, thanks. Welcome back! See you soon. Well, all right. Never mind. Oh no! Please. Sure. Listen. Okay."
 )
-_OPENINGS = [f"{part}" for part in re.findall(r"[^.!]+[.!]", _SAYINGS)]
+_OPENINGS = [saying.strip() for saying in re.findall(r"[^.!]+[.!]", _SAYINGS)]
 _AN = re.compile(r"(?!one\b|once\b|uni[tvqfo]|use|usual|europe|eu)[aeiou]|hour|honest|honor|heir")
 
 _REFLEXIVE = re.compile(r"\b(I\b.*\bme|we\b.*\bus|you\b.*\byou|he\b.*\bhim|they\b.*\bthem)\b", re.IGNORECASE)
@@ -109,7 +107,7 @@ It is {adj} to {do}. | It was {adj} that {past}. | {doing} is {adj}. | {Name} li
 {thing} and {thing} were {adj}. | Either {thing} or {thing} is {adj}. | Both {things} and {things} are {adj}. | Not only {thing}, but also {thing}.
 {Name} said that {past}. | Nobody knows why {past}. | Everybody thinks that {now}. | Somebody told me that {past}. | I don't know if {now}.
 I hope {future}. | Nothing about {thing} is {adj}. | Something {adj} happened {when_past}. | Everything in {place} was {adj}. | Anyone can {do}.
-Here is {a}. | That is {a}. | This is {a} of {person}. | These are {things}. | Those were {things}. | It's {a}. | {What} {a}!
+Here is {a}. | That is {a}. | This is {a} of {person}. | These are {things}. | Those were {things}. | It's {a}. | What {a}!
 The {noun} of {thing} was {adj}. | {Person} who {did} {did}. | The {noun} that {person} {took} is {adj}. | {Count} {nouns} and {count} {nouns}.
 {thing}, {thing}, and {thing}. | {mass} and {mass} are {adj}. | {Some} of {things} were {adj}. | {thing} was {made} by {person}. | {thing} is {made} {when_now}.
 {things} were {made} {when_past}. | {thing} has been {made} {manner}. | {thing} will be {made} {when_future}. | {opening} {Future}. | {opening} {Past}.
@@ -279,7 +277,7 @@ class CommonSentences:
                 f"{self._form(rng, _ASKING, form)} {self._somebody(rng)} to {self._predicate(rng, BASE, 1)}"
             )
         elif source < 0.985:
-            told = f"{self._form(rng, _THINKING, form)}"
+            told = self._form(rng, _THINKING, form)
             text = f"{told} {'that ' if rng.random() < 0.6 else ''}{self._clause(rng, 'past', 1)}"
         else:
             text = (
@@ -401,15 +399,14 @@ _SLOTS: dict[str, _Slot] = {
     "when_now": lambda s, rng: s._when(rng, _TIMES_NOW),
     "when_future": lambda s, rng: s._when(rng, _TIMES_FUTURE),
     "name": lambda s, rng: rng.choice(NAMES),
-    "weekday": lambda s, rng: rng.choice(_DAYS),
-    "month": lambda s, rng: rng.choice(_MONTHS),
+    "weekday": lambda s, rng: rng.choice(DAYS),
+    "month": lambda s, rng: rng.choice(MONTHS),
     "season": lambda s, rng: rng.choice(_SEASONS),
     "count": lambda s, rng: number_words(
         rng.choice([2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 20, 30, 40, 50, 70, 90])
     ),
     "hour": lambda s, rng: _hour(rng),
-    "what": lambda s, rng: "what",
-    "opening": lambda s, rng: rng.choice(_OPENINGS).strip(),
+    "opening": lambda s, rng: rng.choice(_OPENINGS),
 }
 
 

@@ -1,4 +1,5 @@
-"""The codec's activation in one pass each way. As plain operations it is a fifth of a training step on an H200.
+"""The codec's activation in one pass each way. As plain operations it would be about a fifth
+of a training step on an H200, by the bytes that they move.
 
 y = x + gain * sin²(x * frequency), with frequency = exp(alpha) and gain = 1 / (exp(beta) + eps) of each
 channel (spec 4.1). The inference kernels of `qwen3tts_core.ops.cuda` fuse it into convolutions and have no

@@ -21,8 +21,8 @@ _ONES = _words(
 _TENS = _words("twenty thirty forty fifty sixty seventy eighty ninety")
 _ORDINALS = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth"}
 _ORDINALS |= {"nine": "ninth", "twelve": "twelfth"}
-_DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_MONTHS = _words("January February March April May June July August September October November December")
+DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = _words("January February March April May June July August September October November December")
 NAMES = _words(
     "Anna Ben Clara David Emma Frank Grace Henry Irene Jack Kate Leo Maria Nick Olivia Paul Quinn Rosa Sam "
     "Tina Victor Wendy Alice Tom Julia Peter Susan Mark Laura James"
@@ -139,8 +139,8 @@ _SLOTS: dict[str, Callable[[Random], str]] = {
     "digits": _digits,
     "letters": _letters,
     "list": _list,
-    "weekday": lambda rng: rng.choice(_DAYS),
-    "month": lambda rng: rng.choice(_MONTHS),
+    "weekday": lambda rng: rng.choice(DAYS),
+    "month": lambda rng: rng.choice(MONTHS),
     "name": lambda rng: rng.choice(NAMES),
     "city": lambda rng: rng.choice(_CITIES),
     "thing": lambda rng: rng.choice(_THINGS),

@@ -20,7 +20,7 @@ CUDA = pytest.param("cuda:0", marks=pytest.mark.gpu)
 )
 def test_the_activation_s_kernels_are_its_formula_and_gradients():
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.checkpoints.speaking.interpreted_snake"]
+    command = [sys.executable, "-W", "error", "-m", "tests.checkpoints.speaking.interpreted_snake"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     cases = json.loads(done.stdout)
@@ -63,6 +63,19 @@ def test_captured_steps_are_the_steps_themselves(device):
     assert len(set(losses)) == 16
     torch.testing.assert_close(again, losses, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(same, weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+def test_a_rate_holds_from_the_next_step_on(device):
+    weight = torch.nn.Parameter(torch.ones(3, device=device))
+    optimizer = adamw([weight], torch.device(device), rate=0.1, betas=(0.9, 0.95))
+    seen = []
+    for rate in (0.0, 0.01, 0.0):
+        set_rate(optimizer, rate)
+        before, weight.grad = weight.detach().clone(), torch.ones_like(weight)
+        optimizer.step()
+        seen.append(float((before - weight.detach()).abs().max()))
+    assert seen == [0.0, pytest.approx(0.01, rel=0.05), 0.0]
 
 
 def test_curves_are_drawn_from_the_training_of_this_repository(tmp_path):

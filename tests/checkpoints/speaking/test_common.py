@@ -9,7 +9,7 @@ import pytest
 from checkpoints.speaking.recipe import common, lines, words
 from checkpoints.speaking.recipe.common import PATTERNS, REQUIRED_VERBS, CommonSentences, with_article
 from checkpoints.speaking.recipe.lines import Lines, collect, held_out_sentences, is_near_held_out, read_lines
-from checkpoints.speaking.recipe.templates import NAMES
+from checkpoints.speaking.recipe.templates import DAYS, MONTHS, NAMES
 from checkpoints.speaking.recipe.words import Word, collect_words
 
 NOUNS = {  # lemma: lexicographer file
@@ -148,6 +148,18 @@ def test_words_are_classed_by_the_dictionary(vocabulary):
     assert ("verb", "window") not in classes
 
 
+def test_what_the_dictionary_calls_a_slur_is_no_word_of_ours(tmp_path):
+    """As a sense, not as a word: one that means something else as well stays."""
+    folder = wordnet_of(tmp_path / "wn")
+    with (folder / "data.noun").open("a") as file:
+        file.write("\n00000099 18 n 02 ugly 0 child 1 000 | (ethnic slur) offensive term")
+    with (folder / "cntlist.rev").open("a") as file:
+        file.write("\nugly%1:18:00:: 1 999")
+    nouns = {word.forms[0] for word in collect_words(folder, REQUIRED_VERBS) if word.kind == "noun"}
+    assert "child" in nouns
+    assert "ugly" not in nouns
+
+
 def test_words_travel_with_the_lines(tmp_path):
     folder = wordnet_of(tmp_path / "wn")
     assert collect(tmp_path / "lines.gz", 0, folder)[2] == len(collect_words(folder, REQUIRED_VERBS))
@@ -174,7 +186,7 @@ def test_sentences_are_plain_capitalised_and_ended(drawn):
 
 
 def test_every_word_is_of_the_vocabulary_or_of_the_patterns(vocabulary, drawn):
-    fixed = " ".join([*common_texts(), *NAMES])
+    fixed = " ".join([*common_texts(), *DAYS, *MONTHS, *NAMES])
     known = set(re.findall(r"[a-z]+(?:'[a-z]+)?", fixed.lower()))
     known |= {form for word in vocabulary for form in word.forms}
     for sentence in drawn:

@@ -129,6 +129,15 @@ def test_the_codecs_plan_goes_through_all_its_stages(tmp_path, codec_trainer):
     assert {"judge", "adversarial", "features"} <= judged == long
 
 
+def test_judges_hear_the_same_third_of_both(codec_trainer):
+    wave = torch.arange(2 * 9 * 1920).float().view(2, -1)
+    real, fake = codec_trainer._judged_piece(wave, -wave)
+    assert torch.equal(real, -fake)
+    assert torch.equal(real.diff(dim=1), torch.ones(2, 3 * 1920 - 1)), "one piece, a third as long"
+    assert (real[:, 0] >= wave[:, 0]).all()
+    assert (real[:, -1] <= wave[:, -1]).all()
+
+
 def test_a_step_in_half_precision_is_a_step(tmp_path, codec_trainer, untrained, prompt_ids, code_file):
     """As on a GPU: what autocast mixes must fit together."""
     write_shard(tmp_path, 0, [30, 30], np.random.default_rng(0))
